@@ -1,0 +1,1 @@
+"""Covey: train one model on many devices."""

@@ -1,0 +1,1 @@
+"""The coordinator: jobs, invitations, rounds and aggregation."""

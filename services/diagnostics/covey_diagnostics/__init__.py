@@ -1,0 +1,1 @@
+"""Snapshots of what each participant is doing: reported in, watched live."""

@@ -1,0 +1,1 @@
+"""What every service shares: serving, channels, errors, interceptors, logging, settings."""
