@@ -1,0 +1,1 @@
+"""Generated: the validation rules' package, which generated code imports."""

@@ -1,0 +1,1 @@
+"""Generated: the messages of buf/validate/validate.proto."""

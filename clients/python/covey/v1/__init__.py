@@ -1,0 +1,1 @@
+"""Generated from protos/covey/v1: the contract's messages, stubs and servicers."""
