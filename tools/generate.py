@@ -28,7 +28,9 @@ PROTOS = ROOT / "protos"
 VALIDATE = "buf/validate/validate.proto"
 GENERATED = ("clients/python/covey/v1", "clients/python/buf", "protos/covey.binpb")
 
-STREAM_OUT = re.compile(r"(_typing\.Union\[_abc\.Iterator\[.+\], _abc\.AsyncIterator\[.+\])(\]:)$", re.MULTILINE)
+STREAM_OUT = re.compile(
+    r"(_typing\.Union\[_abc\.Iterator\[.+\], _abc\.AsyncIterator\[.+\])(\]:)$", re.MULTILINE
+)
 """What mypy-protobuf writes as the result of a handler that streams out."""
 
 INIT = {
@@ -88,16 +90,11 @@ def generate(target: Path) -> None:
         # Generating from the image itself proves that it is complete.
         everything = Path(scratch) / "everything.binpb"
         everything.write_bytes(_all_descriptors(sources, rules, Path(scratch)))
-        protoc(
-            [
-                f"--descriptor_set_in={everything}",
-                f"--python_out={python}",
-                f"--grpc_python_out={python}",
-                f"--mypy_out=quiet:{python}",
-                f"--mypy_grpc_out=quiet:{python}",
-                *sources,
-            ]
-        )
+        whole = f"--descriptor_set_in={everything}"
+        protoc([whole, f"--python_out={python}", f"--mypy_out=quiet:{python}", *sources])
+        with_services = _with_services(everything, sources)
+        if with_services:
+            protoc([whole, f"--grpc_python_out={python}", f"--mypy_grpc_out=quiet:{python}", *with_services])
         shutil.copyfile(everything, image)
     for stub in sorted((python / "covey" / "v1").glob("*_pb2_grpc.pyi")):
         # grpc.aio also takes a coroutine that writes to its context, which is what bulk streams use.
@@ -113,6 +110,12 @@ def _all_descriptors(sources: list[str], rules: Path, scratch: Path) -> bytes:
     flags = ["--include_imports", "--include_source_info"]
     protoc([f"--descriptor_set_in={rules}", *includes, *flags, f"-o{out}", *sources])
     return out.read_bytes()
+
+
+def _with_services(image: Path, sources: list[str]) -> list[str]:
+    """Returns those of `sources` that define a service: the others have no stubs."""
+    files = descriptor_pb2.FileDescriptorSet.FromString(image.read_bytes()).file
+    return [file.name for file in files if file.name in sources and file.service]
 
 
 def differing(fresh: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Keeps requirements.lock in step with pyproject.toml (`make lock`).
 
-    tools/lock.py                resolve, keeping the versions that still fit
-    tools/lock.py --upgrade      resolve anew, taking the newest versions
-    tools/lock.py --check        offline: fail if the lock lacks something that pyproject.toml asks for
+tools/lock.py                resolve, keeping the versions that still fit
+tools/lock.py --upgrade      resolve anew, taking the newest versions
+tools/lock.py --check        offline: fail if the lock lacks something that pyproject.toml asks for
 """
 
 import argparse
@@ -23,9 +23,10 @@ HEADER = """\
 PINNED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)", re.MULTILINE)
 
 
-def resolve(upgrade: bool) -> None:
+def resolve(*, upgrade: bool) -> None:
     """Rewrites the lock. Needs the package registry."""
-    command = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "--universal", "--python-version", "3.11"]
+    uv = str(Path(sys.executable).parent / "uv")
+    command = [uv, "pip", "compile", "--universal", "--python-version", "3.11"]
     command += ["--extra=dev", "--generate-hashes", "--no-header", "--no-annotate", "--quiet"]
     command += ["--upgrade"] if upgrade else []
     command += ["pyproject.toml", f"--output-file={LOCK}"]
@@ -51,7 +52,9 @@ def violations() -> list[str]:
             bad.append(f"{wanted} isn't in requirements.lock")
         else:
             bad += [
-                f"{wanted} is locked at {version}" for version in sorted(versions) if version not in wanted.specifier
+                f"{wanted} is locked at {version}"
+                for version in sorted(versions)
+                if version not in wanted.specifier
             ]
     if "://" in text:
         bad.append("requirements.lock holds an address; it must hold names, versions and hashes only")
@@ -65,10 +68,12 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     arguments = parser.parse_args()
     if not arguments.check:
-        resolve(arguments.upgrade)
+        resolve(upgrade=arguments.upgrade)
     bad = violations()
     if bad:
-        sys.exit("requirements.lock is out of step (run `make lock`):\n" + "\n".join(f"  {line}" for line in bad))
+        sys.exit(
+            "requirements.lock is out of step (run `make lock`):\n" + "\n".join(f"  {line}" for line in bad)
+        )
     print("requirements.lock: in step with pyproject.toml")
 
 
