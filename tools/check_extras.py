@@ -1,7 +1,7 @@
 """Checks that each service's extra is enough for it, and not more (`make extras`).
 
-Builds the wheel, installs it with one extra at a time into an environment of its own, and imports every module
-of the packages that such an installation is for. Versions come from requirements.lock.
+Builds the wheel, installs it with one extra at a time into an environment of its own, and imports every
+module of the packages that such an installation is for. Versions come from requirements.lock.
 
     tools/check_extras.py [EXTRA...]     all, or those named ("core" is the distribution without extras)
 """
