@@ -106,6 +106,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The call outlasted its deadline or idle bound."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 104
     """A fault of the server; the log has the details under the request id."""
+    ERROR_REASON_UNREACHABLE: _ErrorReason.ValueType  # 105
+    """Nobody answers at the address. Start the server there, or name another address."""
     ERROR_REASON_MODULE_INVALID: _ErrorReason.ValueType  # 120
     """The module isn't valid WebAssembly, imports what isn't offered, or has an ABI version that isn't supported."""
     ERROR_REASON_MODULE_EXPORT_MISSING: _ErrorReason.ValueType  # 121
@@ -217,6 +219,8 @@ ERROR_REASON_DEADLINE: ErrorReason.ValueType  # 103
 """The call outlasted its deadline or idle bound."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 104
 """A fault of the server; the log has the details under the request id."""
+ERROR_REASON_UNREACHABLE: ErrorReason.ValueType  # 105
+"""Nobody answers at the address. Start the server there, or name another address."""
 ERROR_REASON_MODULE_INVALID: ErrorReason.ValueType  # 120
 """The module isn't valid WebAssembly, imports what isn't offered, or has an ABI version that isn't supported."""
 ERROR_REASON_MODULE_EXPORT_MISSING: ErrorReason.ValueType  # 121

@@ -1,0 +1,43 @@
+"""The bounds that stand on the contract's fields, checked where no server has to be asked."""
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from covey_kit.errors import Violation
+from covey.packages._strict import join
+
+__all__ = ["broken_rules"]
+
+
+def broken_rules(message: Message, path: str = "") -> list[Violation]:
+    """Returns every rule of the contract that `message` breaks, with paths in JSON names below `path`."""
+    import protovalidate
+
+    found = []
+    for violation in protovalidate.collect_violations(message):
+        proto = violation.proto
+        elements = proto.field.elements if proto.field is not None else []
+        where = path
+        descriptor: Descriptor | None = message.DESCRIPTOR
+        for element in elements:
+            field = descriptor.fields_by_name.get(element.field_name) if descriptor else None
+            where = join(where, field.json_name if field is not None else element.field_name)
+            where += _subscript(element.subscript)
+            descriptor = _inner(field)
+        found.append(Violation(where, proto.message or proto.rule_id or "not allowed"))
+    return found
+
+
+def _inner(field: FieldDescriptor | None) -> Descriptor | None:
+    """Returns the type of the messages inside a field: a map's values, a list's items."""
+    if field is None or field.message_type is None:
+        return None
+    kind: Descriptor = field.message_type
+    return kind.fields_by_name["value"].message_type if kind.GetOptions().map_entry else kind
+
+
+def _subscript(subscript: object) -> str:
+    value = getattr(subscript, "value", None)
+    if value is None:
+        return ""
+    return f'["{value}"]' if isinstance(value, str) else f"[{value}]"
