@@ -1,0 +1,1 @@
+"""What the coordinator keeps: SQL and files."""
