@@ -19,6 +19,7 @@ help: ## List these targets
 
 .PHONY: setup
 setup: $(READY) ## Make .venv with everything in it (quick when nothing changed)
+	@:
 
 $(READY): requirements.lock pyproject.toml tools/setup.sh
 	@tools/setup.sh
