@@ -302,6 +302,8 @@ class CheckpointProblem(_message.Message):
         """NaN or infinity among the weights or the optimizer state."""
         KIND_PACKAGE: CheckpointProblem._Kind.ValueType  # 12
         """The package (name, version, module digest) isn't the one expected."""
+        KIND_ROUND: CheckpointProblem._Kind.ValueType  # 13
+        """The round isn't the one expected."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """What kind of damage it is."""
@@ -332,6 +334,8 @@ class CheckpointProblem(_message.Message):
     """NaN or infinity among the weights or the optimizer state."""
     KIND_PACKAGE: CheckpointProblem.Kind.ValueType  # 12
     """The package (name, version, module digest) isn't the one expected."""
+    KIND_ROUND: CheckpointProblem.Kind.ValueType  # 13
+    """The round isn't the one expected."""
 
     KIND_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int

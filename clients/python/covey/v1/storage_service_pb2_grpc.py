@@ -128,7 +128,8 @@ class StorageServiceServicer:
 
         Errors:
 
-        * `INVALID_ARGUMENT` (`DIGEST_MISMATCH`, `SIZE_MISMATCH`): the bytes aren't what was announced; the partial write is dropped.
+        * `INVALID_ARGUMENT` (`DIGEST_MISMATCH`, `SIZE_MISMATCH`): the bytes aren't what was announced; the partial write is
+        dropped, unless the stream only ended early: then it can go on.
         * `FAILED_PRECONDITION` (`OFFSET_MISMATCH`): `offset` isn't where the stored part ends. Ask `QueryWrite`.
         * `ABORTED` (`OFFSET_MISMATCH`): another stream writes this blob right now. Try again later.
         * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`, `STORAGE_FULL`): too large, or no room.

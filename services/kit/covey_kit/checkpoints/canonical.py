@@ -8,7 +8,7 @@ __all__ = ["canonical_json", "dump_json"]
 
 
 def dump_json(value: object) -> str:
-    """Returns the one text of a JSON value: keys sorted, no spaces, ASCII, shortest floats that read back the same.
+    """Returns the one text of a JSON value: keys sorted, no spaces, ASCII, shortest exact floats.
 
     Raises ValueError for NaN and infinity, which JSON can't say.
     """

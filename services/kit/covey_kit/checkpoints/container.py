@@ -1,9 +1,9 @@
 """The safetensors container: a length, a JSON header, then the tensors' bytes.
 
 Format (https://github.com/huggingface/safetensors): 8 bytes little-endian header size N, N bytes of JSON
-`{"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets": [begin, end]}}` (offsets from the end of
-the header), then the data, without holes. Files are hostile until proven otherwise: every bound is checked
-before memory is taken.
+`{"__metadata__": {str: str}, name: {"dtype", "shape", "data_offsets": [begin, end]}}` (offsets count from the
+end of the header), then the data, without holes. Files are hostile until proven otherwise: every bound is
+checked before memory is taken.
 """
 
 import json
@@ -18,7 +18,15 @@ from covey.v1 import checkpoint_pb2
 from covey_kit.checkpoints.canonical import dump_json
 from covey_kit.checkpoints.problems import Kind, problem
 
-__all__ = ["MAX_HEADER_BYTES", "Container", "ContainerError", "Tensor", "encode_head", "load_json", "read_container"]
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "Container",
+    "ContainerError",
+    "Tensor",
+    "encode_head",
+    "load_json",
+    "read_container",
+]
 
 MAX_HEADER_BYTES = 16 << 20
 """Longest JSON header that is read. 4,096 tensors with the longest names need 2 MiB."""
@@ -138,8 +146,10 @@ def _no_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"the key {twice[:200]!r} is there twice")
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the key {name[:200]!r} is there twice")
+            seen.add(name)
     return found
 
 
@@ -152,7 +162,7 @@ def load_json(text: bytes | str) -> object:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
-        return cast(object, json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant))
+        return cast("object", json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant))
     except RecursionError:
         raise ValueError("it's nested too deeply") from None
 
@@ -198,20 +208,20 @@ def _tensor(name: str, entry: object) -> Tensor:
         raise wrong(f"ends at byte {tensor.end}, before it begins at {tensor.begin}")
     if dtype == "F32" and tensor.elements * 4 != tensor.end - tensor.begin:
         raise wrong(
-            f"has {tensor.end - tensor.begin} bytes; its shape {list(tensor.shape)} needs {tensor.elements * 4}"
+            f"has {tensor.end - tensor.begin} bytes; its shape {list(shape)} needs {tensor.elements * 4}"
         )
     return tensor
 
 
 def _check_cover(tensors: Sequence[Tensor]) -> int:
-    """Checks that the tensors follow each other without holes or overlaps; returns where the last one ends."""
+    """Checks that the tensors follow each other without holes or overlaps; returns where the last ends."""
     end = 0
     for tensor in tensors:
         if tensor.begin != end:
-            how = "overlaps the one before it" if tensor.begin < end else "leaves a hole before it"
+            how = "overlaps the one before" if tensor.begin < end else "leaves a hole"
             raise ContainerError(
                 Kind.KIND_HEADER,
-                f"tensor {tensor.name[:200]!r} begins at byte {tensor.begin} of the data; expected {end}: it {how}",
+                f"tensor {tensor.name[:200]!r} begins at byte {tensor.begin}; expected {end}: it {how}",
                 tensor.name[:200],
             )
         end = tensor.end

@@ -3,15 +3,24 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import protovalidate
 from google.protobuf import json_format
 
 from covey.v1 import checkpoint_pb2, storage_service_pb2
 from covey_kit.checkpoints.container import Container, ContainerError, Tensor, load_json
 from covey_kit.checkpoints.problems import Kind, problem
+from covey_kit.validation import violations
 
-__all__ = ["HEADER_KEY", "VERSIONS", "Layout", "check_expectation", "check_tensors", "header_problems", "read_header"]
+__all__ = [
+    "HEADER_KEY",
+    "VERSIONS",
+    "Layout",
+    "check_expectation",
+    "check_tensors",
+    "header_problems",
+    "read_header",
+]
 
 HEADER_KEY = "covey"
 """Under this key of `__metadata__` stands the header."""
@@ -21,7 +30,7 @@ VERSIONS = (1, 2)
 
 _LAST_FIELD_OF_V1 = 9
 
-type Problems = list[checkpoint_pb2.CheckpointProblem]
+Problems: TypeAlias = list[checkpoint_pb2.CheckpointProblem]
 
 
 @dataclass(frozen=True)
@@ -41,18 +50,25 @@ def read_header(container: Container) -> checkpoint_pb2.CheckpointHeader:
     """Parses the header and checks its fields. Raises ContainerError (HEADER or UNKNOWN_VERSION)."""
     text = container.metadata.get(HEADER_KEY)
     if text is None:
-        raise ContainerError(Kind.KIND_HEADER, f"`__metadata__` has no key `{HEADER_KEY}`: not a Covey checkpoint")
+        raise ContainerError(
+            Kind.KIND_HEADER, f"`__metadata__` has no key `{HEADER_KEY}`: not a Covey checkpoint"
+        )
     try:
         value = load_json(text)
     except ValueError as error:
-        raise ContainerError(Kind.KIND_HEADER, f"`{HEADER_KEY}` isn't JSON that can be read: {error}") from None
+        raise ContainerError(
+            Kind.KIND_HEADER, f"`{HEADER_KEY}` isn't JSON that can be read: {error}"
+        ) from None
     if not isinstance(value, dict):
-        raise ContainerError(Kind.KIND_HEADER, f"`{HEADER_KEY}` is a JSON {type(value).__name__}, not an object")
+        raise ContainerError(
+            Kind.KIND_HEADER, f"`{HEADER_KEY}` is a JSON {type(value).__name__}, not an object"
+        )
     version = value.get("formatVersion", value.get("format_version"))
     if isinstance(version, int) and not isinstance(version, bool) and version not in VERSIONS:
         known = " and ".join(map(str, VERSIONS))
         raise ContainerError(
-            Kind.KIND_UNKNOWN_VERSION, f"format version {version}; this program knows {known}: use a newer one"
+            Kind.KIND_UNKNOWN_VERSION,
+            f"format version {version}; this program knows {known}: use a newer one",
         )
     header = checkpoint_pb2.CheckpointHeader()
     try:
@@ -75,9 +91,7 @@ def header_problems(header: checkpoint_pb2.CheckpointHeader) -> list[str]:
     return problems
 
 
-def check_tensors(
-    header: checkpoint_pb2.CheckpointHeader, container: Container
-) -> tuple[Layout, Problems]:
+def check_tensors(header: checkpoint_pb2.CheckpointHeader, container: Container) -> tuple[Layout, Problems]:
     """Compares the tensors of the file with the header. Reads no tensor's bytes."""
     problems: Problems = []
     names = list(header.parameter_names)
@@ -181,5 +195,6 @@ def _check_parameters(
     weights = sum(math.prod(parameter.shape) for parameter in expectation.parameters)
     if weights != header.weight_count:
         yield problem(
-            Kind.KIND_WEIGHTS_SIZE, f"the header says {header.weight_count} weights; the manifest has {weights}"
+            Kind.KIND_WEIGHTS_SIZE,
+            f"the header says {header.weight_count} weights; the manifest has {weights}",
         )

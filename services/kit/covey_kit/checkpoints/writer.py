@@ -121,7 +121,9 @@ class CheckpointWriter:
         if header.format_version != 2:
             wrong.append(f"format_version is {header.format_version}; only version 2 is written")
         if wrong:
-            raise checkpoint_error("the checkpoint can't be written", problem(Kind.KIND_HEADER, "; ".join(wrong)))
+            raise checkpoint_error(
+                "the checkpoint can't be written", problem(Kind.KIND_HEADER, "; ".join(wrong))
+            )
 
     def _head(self) -> bytes:
         return encode_head({HEADER_KEY: canonical_json(self._header)}, self._tensors)
@@ -154,7 +156,7 @@ class CheckpointWriter:
         self._optimizer[name].write(self._open_descriptor(), block, start)
 
     def finish(self) -> checkpoint_pb2.CheckpointHeader:
-        """Writes the header, makes the file last and renames it into place. Returns the header with its digests."""
+        """Writes the header, syncs, and renames the file into place. Returns the header with digests."""
         descriptor = self._open_descriptor()
         for region in (self._weights, *self._optimizer.values()):
             if region.done != region.elements:
