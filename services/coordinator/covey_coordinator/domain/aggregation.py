@@ -25,7 +25,6 @@ __all__ = [
     "Aggregation",
     "Strategy",
     "accumulate",
-    "all_finite",
     "initial_state",
     "optimizer_names",
     "update_block",
@@ -203,7 +202,7 @@ def update_block(
 
     As in the paper, m and v aren't corrected for their bias. The new m and v enter w before they are
     rounded to f32; what the next round starts from are the rounded ones, so that a checkpoint holds all
-    there is. Results may be infinite or NaN where the training diverged: the caller checks (`all_finite`).
+    there is. Results may be infinite or NaN where the training diverged: the caller checks.
 
     Args:
         aggregation: strategy and settings.
@@ -267,14 +266,3 @@ def _setting(value: float | None) -> float:
     if value is None:
         raise ValueError("a setting of the strategy is missing; make settings with Aggregation.resolve")
     return value
-
-
-def all_finite(values: F32) -> bool:
-    """Says whether there is neither NaN nor infinity among the values.
-
-    The dot product with itself is finite only if every element is, and several times cheaper than
-    looking at each; large finite values may overflow it, so a suspicion is confirmed element by element.
-    """
-    with np.errstate(all="ignore"):
-        quick = np.dot(values, values)
-    return bool(np.isfinite(quick)) or bool(np.isfinite(values).all())
