@@ -33,10 +33,11 @@ def checks() -> dict[str, list[str]]:
     return {
         "mypy": program("mypy", "--no-error-summary", *typed),
         "ruff": program("ruff", "check", "--quiet", "--output-format=concise", "."),
-        "format": program("ruff", "format", "--check", "."),
+        "format": program("ruff", "format", "--check", "--output-format=concise", "."),
         "imports": program("lint-imports", "--no-cache"),
         "contract": python("check_contract.py"),
         "generated": python("generate.py", "--check"),
+        "models": [sys.executable, "models/build.py", "--check"],
         "sizes": python("check_sizes.py"),
         "docstrings": python("check_docstrings.py"),
         "lock": python("lock.py", "--check"),
