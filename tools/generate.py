@@ -28,10 +28,18 @@ PROTOS = ROOT / "protos"
 VALIDATE = "buf/validate/validate.proto"
 GENERATED = ("clients/python/covey/v1", "clients/python/buf", "protos/covey.binpb")
 
-STREAM_OUT = re.compile(
-    r"(_typing\.Union\[_abc\.Iterator\[.+\], _abc\.AsyncIterator\[.+\])(\]:)$", re.MULTILINE
+STUB_REPAIRS = (
+    # A handler's context is parametrised by messages, not by what the handler returns.
+    (re.compile(r"context: _aio\.ServicerContext\[.+\],$", re.MULTILINE), r"context: _Context,"),
+    # grpc.aio also takes a coroutine that writes to its context, which is what bulk streams use.
+    (re.compile(r"\) -> (_abc\.AsyncIterator\[.+\]):$", re.MULTILINE), r") -> \1 | _abc.Awaitable[None]:"),
+    (
+        re.compile(r"^(GRPC_GENERATED_VERSION: str)$", re.MULTILINE),
+        r"_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]\n\n\1",
+    ),
+    (re.compile(r"^(import abc as _abc_1)$", re.MULTILINE), r"\1\nimport typing as _typing"),
 )
-"""What mypy-protobuf writes as the result of a handler that streams out."""
+"""What mypy-protobuf gets wrong for servers and clients on grpc.aio."""
 
 INIT = {
     "covey/v1/__init__.py": "Generated from protos/covey/v1: the contract's messages, stubs and servicers.",
@@ -94,11 +102,20 @@ def generate(target: Path) -> None:
         protoc([whole, f"--python_out={python}", f"--mypy_out=quiet:{python}", *sources])
         with_services = _with_services(everything, sources)
         if with_services:
-            protoc([whole, f"--grpc_python_out={python}", f"--mypy_grpc_out=quiet:{python}", *with_services])
+            protoc(
+                [
+                    whole,
+                    f"--grpc_python_out={python}",
+                    f"--mypy_grpc_out=quiet,only_async:{python}",
+                    *with_services,
+                ]
+            )
         shutil.copyfile(everything, image)
     for stub in sorted((python / "covey" / "v1").glob("*_pb2_grpc.pyi")):
-        # grpc.aio also takes a coroutine that writes to its context, which is what bulk streams use.
-        stub.write_text(STREAM_OUT.sub(r"\1, _abc.Awaitable[None]\2", stub.read_text("utf-8")), "utf-8")
+        text = stub.read_text("utf-8")
+        for wrong, right in STUB_REPAIRS:
+            text = wrong.sub(right, text)
+        stub.write_text(text, "utf-8")
     for name, text in INIT.items():
         (python / name).write_text(f'"""{text}"""\n', encoding="utf-8")
 

@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import coordinator_service_pb2 as _coordinator_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -32,165 +21,8 @@ class CoordinatorServiceStub:
     A command that returned isn't training that finished: read progress from the job's state.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> CoordinatorServiceAsyncStub: ...
-    CreateJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CreateJobRequest, _coordinator_service_pb2.CreateJobResponse]
-    """Makes a job from a package, a dataset manifest and settings. All their files must have been written to storage.
-
-    With `validate_only` everything is checked and nothing is made. The same `request_id` again returns the job made before.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PACKAGE_MISMATCH`, `DATASET_MISMATCH`, `SETTINGS_MISMATCH`, `INVALID_FIELD`): all violations at once, each with its field path, what was declared and what was found.
-    * `FAILED_PRECONDITION` (`BLOB_MISSING`): files aren't in storage; all are named.
-    * `ALREADY_EXISTS` (`REQUEST_ID_REUSED`): the `request_id` made another job.
-    * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): experience packages aren't supported by this version.
-    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): storage can't be reached.
-    """
-    ContinueJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ContinueJobRequest, _coordinator_service_pb2.ContinueJobResponse]
-    """Makes a job that goes on from a checkpoint of another.
-
-    Errors:
-
-    * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): not supported by this version.
-    """
-    GetJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetJobRequest, _coordinator_service_pb2.GetJobResponse]
-    """Returns a job as it is now.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    """
-    ListJobs: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListJobsRequest, _coordinator_service_pb2.ListJobsResponse]
-    """Lists jobs, the newest first.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    WatchJob: _grpc.UnaryStreamMultiCallable[_coordinator_service_pb2.WatchJobRequest, _coordinator_service_pb2.WatchJobResponse]
-    """Sends the job's state at once and then whenever it changes, until the job has ended or the caller goes. A slow reader gets the newest state, not every state.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    """
-    ListRounds: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRoundsRequest, _coordinator_service_pb2.ListRoundsResponse]
-    """Lists a job's finished rounds in order, with training and validation metrics.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    StartJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.StartJobRequest, _coordinator_service_pb2.StartJobResponse]
-    """Starts a job that was created. Starting a running job changes nothing.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
-    * `FAILED_PRECONDITION` (`NOT_ENOUGH_PARTICIPANTS`): fewer accepted than `minParticipants`; both numbers are named.
-    """
-    PauseJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.PauseJobRequest, _coordinator_service_pb2.PauseJobResponse]
-    """Takes back what is being worked on and hands out nothing more. Pausing a paused job changes nothing.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
-    """
-    ResumeJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ResumeJobRequest, _coordinator_service_pb2.ResumeJobResponse]
-    """Goes on with a paused job. Resuming a running job changes nothing.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
-    """
-    StopJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.StopJobRequest, _coordinator_service_pb2.StopJobResponse]
-    """Ends a job; its checkpoints stay. Stopping a stopped job changes nothing.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
-    """
-    DeleteJob: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.DeleteJobRequest, _coordinator_service_pb2.DeleteJobResponse]
-    """Forgets an ended (or never started) job, its checkpoints, and blobs that nothing else needs.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
-    """
-    ListParticipants: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListParticipantsRequest, _coordinator_service_pb2.ListParticipantsResponse]
-    """Lists the devices that ever joined, by id.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    InviteParticipants: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.InviteParticipantsRequest, _coordinator_service_pb2.InviteParticipantsResponse]
-    """Invites participants to a job; each sees the invitation when it is connected. Inviting one twice changes nothing; one that declined or left is asked again.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the job has ended.
-    * `NOT_FOUND` (`PARTICIPANT_NOT_FOUND`): all unknown ids are named; nobody was invited.
-    """
-    RevokeInvitation: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.RevokeInvitationRequest, _coordinator_service_pb2.RevokeInvitationResponse]
-    """Takes an invitation back; work that its participant has goes to another.
-
-    Errors:
-
-    * `NOT_FOUND` (`INVITATION_NOT_FOUND`): no such invitation.
-    """
-    RunValidation: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.RunValidationRequest, _coordinator_service_pb2.RunValidationResponse]
-    """Asks for a validation of a round's checkpoint (or the latest) and returns at once; the result appears in `ListRounds`. A round that was validated or waits for it isn't validated twice.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `FAILED_PRECONDITION` (`JOB_STATE`): the package can't be validated, or nobody accepted the job.
-    * `NOT_FOUND` (`ROUND_NOT_FOUND`): that round has no checkpoint.
-    """
-    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListCheckpointsRequest, _coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse]
-    """Lists the checkpoints of a job by round.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    ExportModule: _grpc.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportModuleRequest, _coordinator_service_pb2.ExportModuleResponse]
-    """Sends the job's module file.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    """
-    ExportCheckpoint: _grpc.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportCheckpointRequest, _coordinator_service_pb2.ExportCheckpointResponse]
-    """Sends the checkpoint file of a round (or the latest).
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): no such checkpoint.
-    """
-
-@_typing.type_check_only
-class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
-    """The owners' side of the coordinator: jobs, invitations, checkpoints.
-
-    A command that returned isn't training that finished: read progress from the job's state.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    CreateJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CreateJobRequest, _coordinator_service_pb2.CreateJobResponse]  # type: ignore[assignment]
+    CreateJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CreateJobRequest, _coordinator_service_pb2.CreateJobResponse]
     """Makes a job from a package, a dataset manifest and settings. All their files must have been written to storage.
 
     With `validate_only` everything is checked and nothing is made. The same `request_id` again returns the job made before.
@@ -203,35 +35,35 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): experience packages aren't supported by this version.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): storage can't be reached.
     """
-    ContinueJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ContinueJobRequest, _coordinator_service_pb2.ContinueJobResponse]  # type: ignore[assignment]
+    ContinueJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ContinueJobRequest, _coordinator_service_pb2.ContinueJobResponse]
     """Makes a job that goes on from a checkpoint of another.
 
     Errors:
 
     * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): not supported by this version.
     """
-    GetJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetJobRequest, _coordinator_service_pb2.GetJobResponse]  # type: ignore[assignment]
+    GetJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.GetJobRequest, _coordinator_service_pb2.GetJobResponse]
     """Returns a job as it is now.
 
     Errors:
 
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     """
-    ListJobs: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListJobsRequest, _coordinator_service_pb2.ListJobsResponse]  # type: ignore[assignment]
+    ListJobs: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListJobsRequest, _coordinator_service_pb2.ListJobsResponse]
     """Lists jobs, the newest first.
 
     Errors:
 
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.WatchJobRequest, _coordinator_service_pb2.WatchJobResponse]  # type: ignore[assignment]
+    WatchJob: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.WatchJobRequest, _coordinator_service_pb2.WatchJobResponse]
     """Sends the job's state at once and then whenever it changes, until the job has ended or the caller goes. A slow reader gets the newest state, not every state.
 
     Errors:
 
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     """
-    ListRounds: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRoundsRequest, _coordinator_service_pb2.ListRoundsResponse]  # type: ignore[assignment]
+    ListRounds: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListRoundsRequest, _coordinator_service_pb2.ListRoundsResponse]
     """Lists a job's finished rounds in order, with training and validation metrics.
 
     Errors:
@@ -239,7 +71,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    StartJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.StartJobRequest, _coordinator_service_pb2.StartJobResponse]  # type: ignore[assignment]
+    StartJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.StartJobRequest, _coordinator_service_pb2.StartJobResponse]
     """Starts a job that was created. Starting a running job changes nothing.
 
     Errors:
@@ -248,7 +80,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
     * `FAILED_PRECONDITION` (`NOT_ENOUGH_PARTICIPANTS`): fewer accepted than `minParticipants`; both numbers are named.
     """
-    PauseJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.PauseJobRequest, _coordinator_service_pb2.PauseJobResponse]  # type: ignore[assignment]
+    PauseJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.PauseJobRequest, _coordinator_service_pb2.PauseJobResponse]
     """Takes back what is being worked on and hands out nothing more. Pausing a paused job changes nothing.
 
     Errors:
@@ -256,7 +88,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
     """
-    ResumeJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ResumeJobRequest, _coordinator_service_pb2.ResumeJobResponse]  # type: ignore[assignment]
+    ResumeJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ResumeJobRequest, _coordinator_service_pb2.ResumeJobResponse]
     """Goes on with a paused job. Resuming a running job changes nothing.
 
     Errors:
@@ -264,7 +96,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
     """
-    StopJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.StopJobRequest, _coordinator_service_pb2.StopJobResponse]  # type: ignore[assignment]
+    StopJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.StopJobRequest, _coordinator_service_pb2.StopJobResponse]
     """Ends a job; its checkpoints stay. Stopping a stopped job changes nothing.
 
     Errors:
@@ -272,7 +104,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
     """
-    DeleteJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.DeleteJobRequest, _coordinator_service_pb2.DeleteJobResponse]  # type: ignore[assignment]
+    DeleteJob: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.DeleteJobRequest, _coordinator_service_pb2.DeleteJobResponse]
     """Forgets an ended (or never started) job, its checkpoints, and blobs that nothing else needs.
 
     Errors:
@@ -280,14 +112,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job's state forbids it; the state is named.
     """
-    ListParticipants: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListParticipantsRequest, _coordinator_service_pb2.ListParticipantsResponse]  # type: ignore[assignment]
+    ListParticipants: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.ListParticipantsRequest, _coordinator_service_pb2.ListParticipantsResponse]
     """Lists the devices that ever joined, by id.
 
     Errors:
 
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    InviteParticipants: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.InviteParticipantsRequest, _coordinator_service_pb2.InviteParticipantsResponse]  # type: ignore[assignment]
+    InviteParticipants: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.InviteParticipantsRequest, _coordinator_service_pb2.InviteParticipantsResponse]
     """Invites participants to a job; each sees the invitation when it is connected. Inviting one twice changes nothing; one that declined or left is asked again.
 
     Errors:
@@ -296,14 +128,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `FAILED_PRECONDITION` (`JOB_STATE`): the job has ended.
     * `NOT_FOUND` (`PARTICIPANT_NOT_FOUND`): all unknown ids are named; nobody was invited.
     """
-    RevokeInvitation: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RevokeInvitationRequest, _coordinator_service_pb2.RevokeInvitationResponse]  # type: ignore[assignment]
+    RevokeInvitation: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RevokeInvitationRequest, _coordinator_service_pb2.RevokeInvitationResponse]
     """Takes an invitation back; work that its participant has goes to another.
 
     Errors:
 
     * `NOT_FOUND` (`INVITATION_NOT_FOUND`): no such invitation.
     """
-    RunValidation: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RunValidationRequest, _coordinator_service_pb2.RunValidationResponse]  # type: ignore[assignment]
+    RunValidation: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.RunValidationRequest, _coordinator_service_pb2.RunValidationResponse]
     """Asks for a validation of a round's checkpoint (or the latest) and returns at once; the result appears in `ListRounds`. A round that was validated or waits for it isn't validated twice.
 
     Errors:
@@ -312,7 +144,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `FAILED_PRECONDITION` (`JOB_STATE`): the package can't be validated, or nobody accepted the job.
     * `NOT_FOUND` (`ROUND_NOT_FOUND`): that round has no checkpoint.
     """
-    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListCheckpointsRequest, _coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse]  # type: ignore[assignment]
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_coordinator_service_pb2.CoordinatorServiceListCheckpointsRequest, _coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse]
     """Lists the checkpoints of a job by round.
 
     Errors:
@@ -320,14 +152,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    ExportModule: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportModuleRequest, _coordinator_service_pb2.ExportModuleResponse]  # type: ignore[assignment]
+    ExportModule: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportModuleRequest, _coordinator_service_pb2.ExportModuleResponse]
     """Sends the job's module file.
 
     Errors:
 
     * `NOT_FOUND` (`JOB_NOT_FOUND`): no such job.
     """
-    ExportCheckpoint: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportCheckpointRequest, _coordinator_service_pb2.ExportCheckpointResponse]  # type: ignore[assignment]
+    ExportCheckpoint: _aio.UnaryStreamMultiCallable[_coordinator_service_pb2.ExportCheckpointRequest, _coordinator_service_pb2.ExportCheckpointResponse]
     """Sends the checkpoint file of a round (or the latest).
 
     Errors:
@@ -346,8 +178,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def CreateJob(
         self,
         request: _coordinator_service_pb2.CreateJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CreateJobResponse, _abc.Awaitable[_coordinator_service_pb2.CreateJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.CreateJobResponse]:
         """Makes a job from a package, a dataset manifest and settings. All their files must have been written to storage.
 
         With `validate_only` everything is checked and nothing is made. The same `request_id` again returns the job made before.
@@ -365,8 +197,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ContinueJob(
         self,
         request: _coordinator_service_pb2.ContinueJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ContinueJobResponse, _abc.Awaitable[_coordinator_service_pb2.ContinueJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.ContinueJobResponse]:
         """Makes a job that goes on from a checkpoint of another.
 
         Errors:
@@ -378,8 +210,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def GetJob(
         self,
         request: _coordinator_service_pb2.GetJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.GetJobResponse, _abc.Awaitable[_coordinator_service_pb2.GetJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.GetJobResponse]:
         """Returns a job as it is now.
 
         Errors:
@@ -391,8 +223,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListJobs(
         self,
         request: _coordinator_service_pb2.ListJobsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ListJobsResponse, _abc.Awaitable[_coordinator_service_pb2.ListJobsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.ListJobsResponse]:
         """Lists jobs, the newest first.
 
         Errors:
@@ -404,8 +236,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def WatchJob(
         self,
         request: _coordinator_service_pb2.WatchJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_coordinator_service_pb2.WatchJobResponse], _abc.AsyncIterator[_coordinator_service_pb2.WatchJobResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_coordinator_service_pb2.WatchJobResponse] | _abc.Awaitable[None]:
         """Sends the job's state at once and then whenever it changes, until the job has ended or the caller goes. A slow reader gets the newest state, not every state.
 
         Errors:
@@ -417,8 +249,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListRounds(
         self,
         request: _coordinator_service_pb2.ListRoundsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ListRoundsResponse, _abc.Awaitable[_coordinator_service_pb2.ListRoundsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.ListRoundsResponse]:
         """Lists a job's finished rounds in order, with training and validation metrics.
 
         Errors:
@@ -431,8 +263,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def StartJob(
         self,
         request: _coordinator_service_pb2.StartJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.StartJobResponse, _abc.Awaitable[_coordinator_service_pb2.StartJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.StartJobResponse]:
         """Starts a job that was created. Starting a running job changes nothing.
 
         Errors:
@@ -446,8 +278,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def PauseJob(
         self,
         request: _coordinator_service_pb2.PauseJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.PauseJobResponse, _abc.Awaitable[_coordinator_service_pb2.PauseJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.PauseJobResponse]:
         """Takes back what is being worked on and hands out nothing more. Pausing a paused job changes nothing.
 
         Errors:
@@ -460,8 +292,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ResumeJob(
         self,
         request: _coordinator_service_pb2.ResumeJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ResumeJobResponse, _abc.Awaitable[_coordinator_service_pb2.ResumeJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.ResumeJobResponse]:
         """Goes on with a paused job. Resuming a running job changes nothing.
 
         Errors:
@@ -474,8 +306,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def StopJob(
         self,
         request: _coordinator_service_pb2.StopJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.StopJobResponse, _abc.Awaitable[_coordinator_service_pb2.StopJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.StopJobResponse]:
         """Ends a job; its checkpoints stay. Stopping a stopped job changes nothing.
 
         Errors:
@@ -488,8 +320,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def DeleteJob(
         self,
         request: _coordinator_service_pb2.DeleteJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.DeleteJobResponse, _abc.Awaitable[_coordinator_service_pb2.DeleteJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.DeleteJobResponse]:
         """Forgets an ended (or never started) job, its checkpoints, and blobs that nothing else needs.
 
         Errors:
@@ -502,8 +334,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListParticipants(
         self,
         request: _coordinator_service_pb2.ListParticipantsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.ListParticipantsResponse, _abc.Awaitable[_coordinator_service_pb2.ListParticipantsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.ListParticipantsResponse]:
         """Lists the devices that ever joined, by id.
 
         Errors:
@@ -515,8 +347,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def InviteParticipants(
         self,
         request: _coordinator_service_pb2.InviteParticipantsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.InviteParticipantsResponse, _abc.Awaitable[_coordinator_service_pb2.InviteParticipantsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.InviteParticipantsResponse]:
         """Invites participants to a job; each sees the invitation when it is connected. Inviting one twice changes nothing; one that declined or left is asked again.
 
         Errors:
@@ -530,8 +362,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def RevokeInvitation(
         self,
         request: _coordinator_service_pb2.RevokeInvitationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.RevokeInvitationResponse, _abc.Awaitable[_coordinator_service_pb2.RevokeInvitationResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.RevokeInvitationResponse]:
         """Takes an invitation back; work that its participant has goes to another.
 
         Errors:
@@ -543,8 +375,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def RunValidation(
         self,
         request: _coordinator_service_pb2.RunValidationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.RunValidationResponse, _abc.Awaitable[_coordinator_service_pb2.RunValidationResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.RunValidationResponse]:
         """Asks for a validation of a round's checkpoint (or the latest) and returns at once; the result appears in `ListRounds`. A round that was validated or waits for it isn't validated twice.
 
         Errors:
@@ -558,8 +390,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListCheckpoints(
         self,
         request: _coordinator_service_pb2.CoordinatorServiceListCheckpointsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse, _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_coordinator_service_pb2.CoordinatorServiceListCheckpointsResponse]:
         """Lists the checkpoints of a job by round.
 
         Errors:
@@ -572,8 +404,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ExportModule(
         self,
         request: _coordinator_service_pb2.ExportModuleRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_coordinator_service_pb2.ExportModuleResponse], _abc.AsyncIterator[_coordinator_service_pb2.ExportModuleResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_coordinator_service_pb2.ExportModuleResponse] | _abc.Awaitable[None]:
         """Sends the job's module file.
 
         Errors:
@@ -585,8 +417,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     def ExportCheckpoint(
         self,
         request: _coordinator_service_pb2.ExportCheckpointRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_coordinator_service_pb2.ExportCheckpointResponse], _abc.AsyncIterator[_coordinator_service_pb2.ExportCheckpointResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_coordinator_service_pb2.ExportCheckpointResponse] | _abc.Awaitable[None]:
         """Sends the checkpoint file of a round (or the latest).
 
         Errors:
@@ -595,4 +427,4 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): no such checkpoint.
         """
 
-def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _aio.Server) -> None: ...

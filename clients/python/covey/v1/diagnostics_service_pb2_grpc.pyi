@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import diagnostics_service_pb2 as _diagnostics_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -29,48 +18,20 @@ GRPC_VERSION: str
 class DiagnosticsServiceStub:
     """Takes snapshots from participants and shows them side by side."""
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> DiagnosticsServiceAsyncStub: ...
-    ReportSnapshots: _grpc.StreamUnaryMultiCallable[_diagnostics_service_pb2.ReportSnapshotsRequest, _diagnostics_service_pb2.ReportSnapshotsResponse]
-    """Takes a participant's snapshots for as long as its stream lasts. Each carries a sequence number; older ones than the newest known are dropped.
-
-    Errors:
-
-    * `PERMISSION_DENIED` (`ROLE_FORBIDDEN`): a snapshot of another participant than the token's.
-    """
-    WatchSnapshots: _grpc.UnaryStreamMultiCallable[_diagnostics_service_pb2.WatchSnapshotsRequest, _diagnostics_service_pb2.WatchSnapshotsResponse]
-    """Sends the present snapshot of each participant and then every change. A slow reader gets the newest state, not every state.
-
-    Errors: there are no method-specific errors.
-    """
-    ListParticipantExecutions: _grpc.UnaryUnaryMultiCallable[_diagnostics_service_pb2.ListParticipantExecutionsRequest, _diagnostics_service_pb2.ListParticipantExecutionsResponse]
-    """Lists the newest snapshot of each participant.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-
-@_typing.type_check_only
-class DiagnosticsServiceAsyncStub(DiagnosticsServiceStub):
-    """Takes snapshots from participants and shows them side by side."""
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    ReportSnapshots: _aio.StreamUnaryMultiCallable[_diagnostics_service_pb2.ReportSnapshotsRequest, _diagnostics_service_pb2.ReportSnapshotsResponse]  # type: ignore[assignment]
+    ReportSnapshots: _aio.StreamUnaryMultiCallable[_diagnostics_service_pb2.ReportSnapshotsRequest, _diagnostics_service_pb2.ReportSnapshotsResponse]
     """Takes a participant's snapshots for as long as its stream lasts. Each carries a sequence number; older ones than the newest known are dropped.
 
     Errors:
 
     * `PERMISSION_DENIED` (`ROLE_FORBIDDEN`): a snapshot of another participant than the token's.
     """
-    WatchSnapshots: _aio.UnaryStreamMultiCallable[_diagnostics_service_pb2.WatchSnapshotsRequest, _diagnostics_service_pb2.WatchSnapshotsResponse]  # type: ignore[assignment]
+    WatchSnapshots: _aio.UnaryStreamMultiCallable[_diagnostics_service_pb2.WatchSnapshotsRequest, _diagnostics_service_pb2.WatchSnapshotsResponse]
     """Sends the present snapshot of each participant and then every change. A slow reader gets the newest state, not every state.
 
     Errors: there are no method-specific errors.
     """
-    ListParticipantExecutions: _aio.UnaryUnaryMultiCallable[_diagnostics_service_pb2.ListParticipantExecutionsRequest, _diagnostics_service_pb2.ListParticipantExecutionsResponse]  # type: ignore[assignment]
+    ListParticipantExecutions: _aio.UnaryUnaryMultiCallable[_diagnostics_service_pb2.ListParticipantExecutionsRequest, _diagnostics_service_pb2.ListParticipantExecutionsResponse]
     """Lists the newest snapshot of each participant.
 
     Errors:
@@ -84,9 +45,9 @@ class DiagnosticsServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ReportSnapshots(
         self,
-        request_iterator: _MaybeAsyncIterator[_diagnostics_service_pb2.ReportSnapshotsRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_diagnostics_service_pb2.ReportSnapshotsResponse, _abc.Awaitable[_diagnostics_service_pb2.ReportSnapshotsResponse]]:
+        request_iterator: _abc.AsyncIterator[_diagnostics_service_pb2.ReportSnapshotsRequest],
+        context: _Context,
+    ) -> _abc.Awaitable[_diagnostics_service_pb2.ReportSnapshotsResponse]:
         """Takes a participant's snapshots for as long as its stream lasts. Each carries a sequence number; older ones than the newest known are dropped.
 
         Errors:
@@ -98,8 +59,8 @@ class DiagnosticsServiceServicer(metaclass=_abc_1.ABCMeta):
     def WatchSnapshots(
         self,
         request: _diagnostics_service_pb2.WatchSnapshotsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_diagnostics_service_pb2.WatchSnapshotsResponse], _abc.AsyncIterator[_diagnostics_service_pb2.WatchSnapshotsResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_diagnostics_service_pb2.WatchSnapshotsResponse] | _abc.Awaitable[None]:
         """Sends the present snapshot of each participant and then every change. A slow reader gets the newest state, not every state.
 
         Errors: there are no method-specific errors.
@@ -109,8 +70,8 @@ class DiagnosticsServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListParticipantExecutions(
         self,
         request: _diagnostics_service_pb2.ListParticipantExecutionsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_diagnostics_service_pb2.ListParticipantExecutionsResponse, _abc.Awaitable[_diagnostics_service_pb2.ListParticipantExecutionsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_diagnostics_service_pb2.ListParticipantExecutionsResponse]:
         """Lists the newest snapshot of each participant.
 
         Errors:
@@ -118,4 +79,4 @@ class DiagnosticsServiceServicer(metaclass=_abc_1.ABCMeta):
         * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
         """
 
-def add_DiagnosticsServiceServicer_to_server(servicer: DiagnosticsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_DiagnosticsServiceServicer_to_server(servicer: DiagnosticsServiceServicer, server: _aio.Server) -> None: ...

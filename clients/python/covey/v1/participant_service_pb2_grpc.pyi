@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import participant_service_pb2 as _participant_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -31,96 +20,40 @@ class ParticipantServiceStub:
     The token is the participant's own, in its state folder.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> ParticipantServiceAsyncStub: ...
-    GetState: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.GetStateRequest, _participant_service_pb2.GetStateResponse]
-    """Returns what the device is doing, what is set, and what runs.
-
-    Errors: there are no method-specific errors.
-    """
-    WatchState: _grpc.UnaryStreamMultiCallable[_participant_service_pb2.WatchStateRequest, _participant_service_pb2.WatchStateResponse]
-    """Sends the state at once and then whenever it changes.
-
-    Errors: there are no method-specific errors.
-    """
-    SetBackendPreference: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.SetBackendPreferenceRequest, _participant_service_pb2.SetBackendPreferenceResponse]
-    """Sets what the device would rather run on, from the next assignment on.
-
-    Errors: there are no method-specific errors.
-    """
-    SetMaxLocalWorkers: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.SetMaxLocalWorkersRequest, _participant_service_pb2.SetMaxLocalWorkersResponse]
-    """Sets how many local workers an assignment may use, from the next assignment on.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): 0, or more than the device's cores.
-    """
-    SetGpuMemoryBudgetMiB: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.SetGpuMemoryBudgetMiBRequest, _participant_service_pb2.SetGpuMemoryBudgetMiBResponse]
-    """Sets how much GPU memory an assignment may use, from the next assignment on.
-
-    Errors: there are no method-specific errors.
-    """
-    ListInvitations: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.ListInvitationsRequest, _participant_service_pb2.ListInvitationsResponse]
-    """Lists the invitations that the device has, answered or not.
-
-    Errors: there are no method-specific errors.
-    """
-    RespondToInvitation: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.ParticipantServiceRespondToInvitationRequest, _participant_service_pb2.ParticipantServiceRespondToInvitationResponse]
-    """Accepts or declines an invitation.
-
-    Errors:
-
-    * `NOT_FOUND` (`INVITATION_NOT_FOUND`): no such invitation.
-    * `FAILED_PRECONDITION` (`INVITATION_STATE`): answered otherwise or ended.
-    """
-    Probe: _grpc.UnaryUnaryMultiCallable[_participant_service_pb2.ProbeRequest, _participant_service_pb2.ProbeResponse]
-    """Says what this device could run and, where it can't, why not.
-
-    Errors: there are no method-specific errors.
-    """
-
-@_typing.type_check_only
-class ParticipantServiceAsyncStub(ParticipantServiceStub):
-    """Served by the participant on its own device (loopback or a Unix socket), for the person at it.
-    The token is the participant's own, in its state folder.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    GetState: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.GetStateRequest, _participant_service_pb2.GetStateResponse]  # type: ignore[assignment]
+    GetState: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.GetStateRequest, _participant_service_pb2.GetStateResponse]
     """Returns what the device is doing, what is set, and what runs.
 
     Errors: there are no method-specific errors.
     """
-    WatchState: _aio.UnaryStreamMultiCallable[_participant_service_pb2.WatchStateRequest, _participant_service_pb2.WatchStateResponse]  # type: ignore[assignment]
+    WatchState: _aio.UnaryStreamMultiCallable[_participant_service_pb2.WatchStateRequest, _participant_service_pb2.WatchStateResponse]
     """Sends the state at once and then whenever it changes.
 
     Errors: there are no method-specific errors.
     """
-    SetBackendPreference: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetBackendPreferenceRequest, _participant_service_pb2.SetBackendPreferenceResponse]  # type: ignore[assignment]
+    SetBackendPreference: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetBackendPreferenceRequest, _participant_service_pb2.SetBackendPreferenceResponse]
     """Sets what the device would rather run on, from the next assignment on.
 
     Errors: there are no method-specific errors.
     """
-    SetMaxLocalWorkers: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetMaxLocalWorkersRequest, _participant_service_pb2.SetMaxLocalWorkersResponse]  # type: ignore[assignment]
+    SetMaxLocalWorkers: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetMaxLocalWorkersRequest, _participant_service_pb2.SetMaxLocalWorkersResponse]
     """Sets how many local workers an assignment may use, from the next assignment on.
 
     Errors:
 
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): 0, or more than the device's cores.
     """
-    SetGpuMemoryBudgetMiB: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetGpuMemoryBudgetMiBRequest, _participant_service_pb2.SetGpuMemoryBudgetMiBResponse]  # type: ignore[assignment]
+    SetGpuMemoryBudgetMiB: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.SetGpuMemoryBudgetMiBRequest, _participant_service_pb2.SetGpuMemoryBudgetMiBResponse]
     """Sets how much GPU memory an assignment may use, from the next assignment on.
 
     Errors: there are no method-specific errors.
     """
-    ListInvitations: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ListInvitationsRequest, _participant_service_pb2.ListInvitationsResponse]  # type: ignore[assignment]
+    ListInvitations: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ListInvitationsRequest, _participant_service_pb2.ListInvitationsResponse]
     """Lists the invitations that the device has, answered or not.
 
     Errors: there are no method-specific errors.
     """
-    RespondToInvitation: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ParticipantServiceRespondToInvitationRequest, _participant_service_pb2.ParticipantServiceRespondToInvitationResponse]  # type: ignore[assignment]
+    RespondToInvitation: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ParticipantServiceRespondToInvitationRequest, _participant_service_pb2.ParticipantServiceRespondToInvitationResponse]
     """Accepts or declines an invitation.
 
     Errors:
@@ -128,7 +61,7 @@ class ParticipantServiceAsyncStub(ParticipantServiceStub):
     * `NOT_FOUND` (`INVITATION_NOT_FOUND`): no such invitation.
     * `FAILED_PRECONDITION` (`INVITATION_STATE`): answered otherwise or ended.
     """
-    Probe: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ProbeRequest, _participant_service_pb2.ProbeResponse]  # type: ignore[assignment]
+    Probe: _aio.UnaryUnaryMultiCallable[_participant_service_pb2.ProbeRequest, _participant_service_pb2.ProbeResponse]
     """Says what this device could run and, where it can't, why not.
 
     Errors: there are no method-specific errors.
@@ -143,8 +76,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def GetState(
         self,
         request: _participant_service_pb2.GetStateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.GetStateResponse, _abc.Awaitable[_participant_service_pb2.GetStateResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.GetStateResponse]:
         """Returns what the device is doing, what is set, and what runs.
 
         Errors: there are no method-specific errors.
@@ -154,8 +87,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def WatchState(
         self,
         request: _participant_service_pb2.WatchStateRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_participant_service_pb2.WatchStateResponse], _abc.AsyncIterator[_participant_service_pb2.WatchStateResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_participant_service_pb2.WatchStateResponse] | _abc.Awaitable[None]:
         """Sends the state at once and then whenever it changes.
 
         Errors: there are no method-specific errors.
@@ -165,8 +98,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def SetBackendPreference(
         self,
         request: _participant_service_pb2.SetBackendPreferenceRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.SetBackendPreferenceResponse, _abc.Awaitable[_participant_service_pb2.SetBackendPreferenceResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.SetBackendPreferenceResponse]:
         """Sets what the device would rather run on, from the next assignment on.
 
         Errors: there are no method-specific errors.
@@ -176,8 +109,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def SetMaxLocalWorkers(
         self,
         request: _participant_service_pb2.SetMaxLocalWorkersRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.SetMaxLocalWorkersResponse, _abc.Awaitable[_participant_service_pb2.SetMaxLocalWorkersResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.SetMaxLocalWorkersResponse]:
         """Sets how many local workers an assignment may use, from the next assignment on.
 
         Errors:
@@ -189,8 +122,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def SetGpuMemoryBudgetMiB(
         self,
         request: _participant_service_pb2.SetGpuMemoryBudgetMiBRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.SetGpuMemoryBudgetMiBResponse, _abc.Awaitable[_participant_service_pb2.SetGpuMemoryBudgetMiBResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.SetGpuMemoryBudgetMiBResponse]:
         """Sets how much GPU memory an assignment may use, from the next assignment on.
 
         Errors: there are no method-specific errors.
@@ -200,8 +133,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListInvitations(
         self,
         request: _participant_service_pb2.ListInvitationsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.ListInvitationsResponse, _abc.Awaitable[_participant_service_pb2.ListInvitationsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.ListInvitationsResponse]:
         """Lists the invitations that the device has, answered or not.
 
         Errors: there are no method-specific errors.
@@ -211,8 +144,8 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def RespondToInvitation(
         self,
         request: _participant_service_pb2.ParticipantServiceRespondToInvitationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.ParticipantServiceRespondToInvitationResponse, _abc.Awaitable[_participant_service_pb2.ParticipantServiceRespondToInvitationResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.ParticipantServiceRespondToInvitationResponse]:
         """Accepts or declines an invitation.
 
         Errors:
@@ -225,11 +158,11 @@ class ParticipantServiceServicer(metaclass=_abc_1.ABCMeta):
     def Probe(
         self,
         request: _participant_service_pb2.ProbeRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_participant_service_pb2.ProbeResponse, _abc.Awaitable[_participant_service_pb2.ProbeResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_participant_service_pb2.ProbeResponse]:
         """Says what this device could run and, where it can't, why not.
 
         Errors: there are no method-specific errors.
         """
 
-def add_ParticipantServiceServicer_to_server(servicer: ParticipantServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_ParticipantServiceServicer_to_server(servicer: ParticipantServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import server_service_pb2 as _server_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -29,22 +18,8 @@ GRPC_VERSION: str
 class ServerServiceStub:
     """Served on every port of every Covey process, beside `grpc.health.v1` and reflection."""
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> ServerServiceAsyncStub: ...
-    GetServerInfo: _grpc.UnaryUnaryMultiCallable[_server_service_pb2.GetServerInfoRequest, _server_service_pb2.GetServerInfoResponse]
-    """Says what is served here and within which limits. Call it first.
-
-    Errors: there are no method-specific errors.
-    """
-
-@_typing.type_check_only
-class ServerServiceAsyncStub(ServerServiceStub):
-    """Served on every port of every Covey process, beside `grpc.health.v1` and reflection."""
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    GetServerInfo: _aio.UnaryUnaryMultiCallable[_server_service_pb2.GetServerInfoRequest, _server_service_pb2.GetServerInfoResponse]  # type: ignore[assignment]
+    GetServerInfo: _aio.UnaryUnaryMultiCallable[_server_service_pb2.GetServerInfoRequest, _server_service_pb2.GetServerInfoResponse]
     """Says what is served here and within which limits. Call it first.
 
     Errors: there are no method-specific errors.
@@ -57,11 +32,11 @@ class ServerServiceServicer(metaclass=_abc_1.ABCMeta):
     def GetServerInfo(
         self,
         request: _server_service_pb2.GetServerInfoRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_server_service_pb2.GetServerInfoResponse, _abc.Awaitable[_server_service_pb2.GetServerInfoResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_server_service_pb2.GetServerInfoResponse]:
         """Says what is served here and within which limits. Call it first.
 
         Errors: there are no method-specific errors.
         """
 
-def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_ServerServiceServicer_to_server(servicer: ServerServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import storage_service_pb2 as _storage_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -34,132 +23,8 @@ class StorageServiceStub:
     what the holder `jobs/<job>` references.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> StorageServiceAsyncStub: ...
-    WriteBlob: _grpc.StreamUnaryMultiCallable[_storage_service_pb2.WriteBlobRequest, _storage_service_pb2.WriteBlobResponse]
-    """Writes a blob, or goes on with a write that was cut.
-
-    The first message carries `header`, the others `data`. Bytes received before a cut are
-    kept: ask `QueryWrite` where to go on and announce that `offset`. Writing a blob that is
-    already there succeeds at once with `already_existed`, whatever was sent.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`DIGEST_MISMATCH`, `SIZE_MISMATCH`): the bytes aren't what was announced; the partial write is
-      dropped, unless the stream only ended early: then it can go on.
-    * `FAILED_PRECONDITION` (`OFFSET_MISMATCH`): `offset` isn't where the stored part ends. Ask `QueryWrite`.
-    * `ABORTED` (`OFFSET_MISMATCH`): another stream writes this blob right now. Try again later.
-    * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`, `STORAGE_FULL`): too large, or no room.
-    """
-    QueryWrite: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.QueryWriteRequest, _storage_service_pb2.QueryWriteResponse]
-    """Says how much of a blob is there.
-
-    Errors: there are no method-specific errors; an unknown blob has 0 bytes.
-    """
-    ReadBlob: _grpc.UnaryStreamMultiCallable[_storage_service_pb2.ReadBlobRequest, _storage_service_pb2.ReadBlobResponse]
-    """Reads a blob or a range of it.
-
-    The first message carries `header`, then `data`, and the last one `range_sha256` over what was
-    sent. The reader must verify: a whole blob against its key, a range against `range_sha256` or a
-    digest that it knows.
-
-    Errors:
-
-    * `NOT_FOUND` (`BLOB_NOT_FOUND`): no such blob.
-    * `PERMISSION_DENIED` (`NO_GRANT`): the caller's grant doesn't cover this blob. Accept the invitation first.
-    * `OUT_OF_RANGE` (`RANGE`): `offset` lies behind the end.
-    * `DATA_LOSS` (`BLOB_CORRUPT`): the stored bytes are damaged; the blob was quarantined.
-    """
-    FindMissingBlobs: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.FindMissingBlobsRequest, _storage_service_pb2.FindMissingBlobsResponse]
-    """Says which of the blobs named aren't there (or are there with another size).
-
-    Errors: there are no method-specific errors.
-    """
-    StatBlob: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.StatBlobRequest, _storage_service_pb2.StatBlobResponse]
-    """Describes one blob.
-
-    Errors:
-
-    * `NOT_FOUND` (`BLOB_NOT_FOUND`): no such blob.
-    * `PERMISSION_DENIED` (`NO_GRANT`): the caller's grant doesn't cover this blob.
-    """
-    DeleteBlob: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.DeleteBlobRequest, _storage_service_pb2.DeleteBlobResponse]
-    """Deletes a blob that nobody references. Deleting an unknown blob succeeds.
-
-    Errors:
-
-    * `FAILED_PRECONDITION` (`BLOB_REFERENCED`): holders reference it; they are named.
-    """
-    AddReferences: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.AddReferencesRequest, _storage_service_pb2.AddReferencesResponse]
-    """Adds references of a holder to blobs. Adding one twice changes nothing.
-
-    Errors:
-
-    * `FAILED_PRECONDITION` (`BLOB_MISSING`): some blobs aren't there; all are named, none was referenced.
-    """
-    ReleaseHolder: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.ReleaseHolderRequest, _storage_service_pb2.ReleaseHolderResponse]
-    """Drops all references and checkpoint records of a holder. The blobs stay until they are deleted or collected.
-
-    Errors: there are no method-specific errors; an unknown holder has no references.
-    """
-    GetInventory: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.GetInventoryRequest, _storage_service_pb2.GetInventoryResponse]
-    """Says what is stored: totals, and blobs page by page.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    PutCheckpoint: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.PutCheckpointRequest, _storage_service_pb2.PutCheckpointResponse]
-    """Records a blob as the checkpoint of a job's round, after validating it whole, and references it.
-    The same call again gives the same answer.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`CHECKPOINT_INVALID`): every problem is in the message and the details.
-    * `FAILED_PRECONDITION` (`BLOB_MISSING`): write the blob first.
-    * `ALREADY_EXISTS` (`CHECKPOINT_INVALID`): the round has another checkpoint; both digests are named.
-    """
-    GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.GetCheckpointRequest, _storage_service_pb2.GetCheckpointResponse]
-    """Returns the checkpoint of a round, or the latest.
-
-    Errors:
-
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the job has none, or none of that round.
-    """
-    ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.ListCheckpointsRequest, _storage_service_pb2.ListCheckpointsResponse]
-    """Lists the checkpoints of a job by round.
-
-    Errors:
-
-    * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
-    """
-    VerifyCheckpoint: _grpc.UnaryUnaryMultiCallable[_storage_service_pb2.VerifyCheckpointRequest, _storage_service_pb2.VerifyCheckpointResponse]
-    """Reads a stored checkpoint whole and says everything that is wrong with it.
-
-    Errors:
-
-    * `NOT_FOUND` (`BLOB_NOT_FOUND`): no such blob.
-    """
-    Scrub: _grpc.UnaryStreamMultiCallable[_storage_service_pb2.ScrubRequest, _storage_service_pb2.ScrubResponse]
-    """Hashes every blob again, sets damaged ones aside, and drops writes that were given up.
-    Sends progress, and each damaged blob.
-
-    Errors: there are no method-specific errors.
-    """
-
-@_typing.type_check_only
-class StorageServiceAsyncStub(StorageServiceStub):
-    """Keeps blobs under the SHA-256 of their content, and the checkpoints of jobs.
-
-    A blob is visible only after its hash was verified. *Holders* (such as `jobs/<job>`)
-    reference blobs; a referenced blob can't be deleted. A grant for a job reads exactly
-    what the holder `jobs/<job>` references.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    WriteBlob: _aio.StreamUnaryMultiCallable[_storage_service_pb2.WriteBlobRequest, _storage_service_pb2.WriteBlobResponse]  # type: ignore[assignment]
+    WriteBlob: _aio.StreamUnaryMultiCallable[_storage_service_pb2.WriteBlobRequest, _storage_service_pb2.WriteBlobResponse]
     """Writes a blob, or goes on with a write that was cut.
 
     The first message carries `header`, the others `data`. Bytes received before a cut are
@@ -174,12 +39,12 @@ class StorageServiceAsyncStub(StorageServiceStub):
     * `ABORTED` (`OFFSET_MISMATCH`): another stream writes this blob right now. Try again later.
     * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`, `STORAGE_FULL`): too large, or no room.
     """
-    QueryWrite: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.QueryWriteRequest, _storage_service_pb2.QueryWriteResponse]  # type: ignore[assignment]
+    QueryWrite: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.QueryWriteRequest, _storage_service_pb2.QueryWriteResponse]
     """Says how much of a blob is there.
 
     Errors: there are no method-specific errors; an unknown blob has 0 bytes.
     """
-    ReadBlob: _aio.UnaryStreamMultiCallable[_storage_service_pb2.ReadBlobRequest, _storage_service_pb2.ReadBlobResponse]  # type: ignore[assignment]
+    ReadBlob: _aio.UnaryStreamMultiCallable[_storage_service_pb2.ReadBlobRequest, _storage_service_pb2.ReadBlobResponse]
     """Reads a blob or a range of it.
 
     The first message carries `header`, then `data`, and the last one `range_sha256` over what was
@@ -193,12 +58,12 @@ class StorageServiceAsyncStub(StorageServiceStub):
     * `OUT_OF_RANGE` (`RANGE`): `offset` lies behind the end.
     * `DATA_LOSS` (`BLOB_CORRUPT`): the stored bytes are damaged; the blob was quarantined.
     """
-    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.FindMissingBlobsRequest, _storage_service_pb2.FindMissingBlobsResponse]  # type: ignore[assignment]
+    FindMissingBlobs: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.FindMissingBlobsRequest, _storage_service_pb2.FindMissingBlobsResponse]
     """Says which of the blobs named aren't there (or are there with another size).
 
     Errors: there are no method-specific errors.
     """
-    StatBlob: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.StatBlobRequest, _storage_service_pb2.StatBlobResponse]  # type: ignore[assignment]
+    StatBlob: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.StatBlobRequest, _storage_service_pb2.StatBlobResponse]
     """Describes one blob.
 
     Errors:
@@ -206,33 +71,33 @@ class StorageServiceAsyncStub(StorageServiceStub):
     * `NOT_FOUND` (`BLOB_NOT_FOUND`): no such blob.
     * `PERMISSION_DENIED` (`NO_GRANT`): the caller's grant doesn't cover this blob.
     """
-    DeleteBlob: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.DeleteBlobRequest, _storage_service_pb2.DeleteBlobResponse]  # type: ignore[assignment]
+    DeleteBlob: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.DeleteBlobRequest, _storage_service_pb2.DeleteBlobResponse]
     """Deletes a blob that nobody references. Deleting an unknown blob succeeds.
 
     Errors:
 
     * `FAILED_PRECONDITION` (`BLOB_REFERENCED`): holders reference it; they are named.
     """
-    AddReferences: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.AddReferencesRequest, _storage_service_pb2.AddReferencesResponse]  # type: ignore[assignment]
+    AddReferences: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.AddReferencesRequest, _storage_service_pb2.AddReferencesResponse]
     """Adds references of a holder to blobs. Adding one twice changes nothing.
 
     Errors:
 
     * `FAILED_PRECONDITION` (`BLOB_MISSING`): some blobs aren't there; all are named, none was referenced.
     """
-    ReleaseHolder: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.ReleaseHolderRequest, _storage_service_pb2.ReleaseHolderResponse]  # type: ignore[assignment]
+    ReleaseHolder: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.ReleaseHolderRequest, _storage_service_pb2.ReleaseHolderResponse]
     """Drops all references and checkpoint records of a holder. The blobs stay until they are deleted or collected.
 
     Errors: there are no method-specific errors; an unknown holder has no references.
     """
-    GetInventory: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.GetInventoryRequest, _storage_service_pb2.GetInventoryResponse]  # type: ignore[assignment]
+    GetInventory: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.GetInventoryRequest, _storage_service_pb2.GetInventoryResponse]
     """Says what is stored: totals, and blobs page by page.
 
     Errors:
 
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    PutCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.PutCheckpointRequest, _storage_service_pb2.PutCheckpointResponse]  # type: ignore[assignment]
+    PutCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.PutCheckpointRequest, _storage_service_pb2.PutCheckpointResponse]
     """Records a blob as the checkpoint of a job's round, after validating it whole, and references it.
     The same call again gives the same answer.
 
@@ -242,28 +107,28 @@ class StorageServiceAsyncStub(StorageServiceStub):
     * `FAILED_PRECONDITION` (`BLOB_MISSING`): write the blob first.
     * `ALREADY_EXISTS` (`CHECKPOINT_INVALID`): the round has another checkpoint; both digests are named.
     """
-    GetCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.GetCheckpointRequest, _storage_service_pb2.GetCheckpointResponse]  # type: ignore[assignment]
+    GetCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.GetCheckpointRequest, _storage_service_pb2.GetCheckpointResponse]
     """Returns the checkpoint of a round, or the latest.
 
     Errors:
 
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the job has none, or none of that round.
     """
-    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.ListCheckpointsRequest, _storage_service_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
+    ListCheckpoints: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.ListCheckpointsRequest, _storage_service_pb2.ListCheckpointsResponse]
     """Lists the checkpoints of a job by round.
 
     Errors:
 
     * `INVALID_ARGUMENT` (`PAGE_TOKEN`): the token isn't one of ours.
     """
-    VerifyCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.VerifyCheckpointRequest, _storage_service_pb2.VerifyCheckpointResponse]  # type: ignore[assignment]
+    VerifyCheckpoint: _aio.UnaryUnaryMultiCallable[_storage_service_pb2.VerifyCheckpointRequest, _storage_service_pb2.VerifyCheckpointResponse]
     """Reads a stored checkpoint whole and says everything that is wrong with it.
 
     Errors:
 
     * `NOT_FOUND` (`BLOB_NOT_FOUND`): no such blob.
     """
-    Scrub: _aio.UnaryStreamMultiCallable[_storage_service_pb2.ScrubRequest, _storage_service_pb2.ScrubResponse]  # type: ignore[assignment]
+    Scrub: _aio.UnaryStreamMultiCallable[_storage_service_pb2.ScrubRequest, _storage_service_pb2.ScrubResponse]
     """Hashes every blob again, sets damaged ones aside, and drops writes that were given up.
     Sends progress, and each damaged blob.
 
@@ -281,9 +146,9 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def WriteBlob(
         self,
-        request_iterator: _MaybeAsyncIterator[_storage_service_pb2.WriteBlobRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.WriteBlobResponse, _abc.Awaitable[_storage_service_pb2.WriteBlobResponse]]:
+        request_iterator: _abc.AsyncIterator[_storage_service_pb2.WriteBlobRequest],
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.WriteBlobResponse]:
         """Writes a blob, or goes on with a write that was cut.
 
         The first message carries `header`, the others `data`. Bytes received before a cut are
@@ -303,8 +168,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def QueryWrite(
         self,
         request: _storage_service_pb2.QueryWriteRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.QueryWriteResponse, _abc.Awaitable[_storage_service_pb2.QueryWriteResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.QueryWriteResponse]:
         """Says how much of a blob is there.
 
         Errors: there are no method-specific errors; an unknown blob has 0 bytes.
@@ -314,8 +179,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def ReadBlob(
         self,
         request: _storage_service_pb2.ReadBlobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_storage_service_pb2.ReadBlobResponse], _abc.AsyncIterator[_storage_service_pb2.ReadBlobResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_storage_service_pb2.ReadBlobResponse] | _abc.Awaitable[None]:
         """Reads a blob or a range of it.
 
         The first message carries `header`, then `data`, and the last one `range_sha256` over what was
@@ -334,8 +199,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def FindMissingBlobs(
         self,
         request: _storage_service_pb2.FindMissingBlobsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.FindMissingBlobsResponse, _abc.Awaitable[_storage_service_pb2.FindMissingBlobsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.FindMissingBlobsResponse]:
         """Says which of the blobs named aren't there (or are there with another size).
 
         Errors: there are no method-specific errors.
@@ -345,8 +210,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def StatBlob(
         self,
         request: _storage_service_pb2.StatBlobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.StatBlobResponse, _abc.Awaitable[_storage_service_pb2.StatBlobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.StatBlobResponse]:
         """Describes one blob.
 
         Errors:
@@ -359,8 +224,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def DeleteBlob(
         self,
         request: _storage_service_pb2.DeleteBlobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.DeleteBlobResponse, _abc.Awaitable[_storage_service_pb2.DeleteBlobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.DeleteBlobResponse]:
         """Deletes a blob that nobody references. Deleting an unknown blob succeeds.
 
         Errors:
@@ -372,8 +237,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def AddReferences(
         self,
         request: _storage_service_pb2.AddReferencesRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.AddReferencesResponse, _abc.Awaitable[_storage_service_pb2.AddReferencesResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.AddReferencesResponse]:
         """Adds references of a holder to blobs. Adding one twice changes nothing.
 
         Errors:
@@ -385,8 +250,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def ReleaseHolder(
         self,
         request: _storage_service_pb2.ReleaseHolderRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.ReleaseHolderResponse, _abc.Awaitable[_storage_service_pb2.ReleaseHolderResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.ReleaseHolderResponse]:
         """Drops all references and checkpoint records of a holder. The blobs stay until they are deleted or collected.
 
         Errors: there are no method-specific errors; an unknown holder has no references.
@@ -396,8 +261,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def GetInventory(
         self,
         request: _storage_service_pb2.GetInventoryRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.GetInventoryResponse, _abc.Awaitable[_storage_service_pb2.GetInventoryResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.GetInventoryResponse]:
         """Says what is stored: totals, and blobs page by page.
 
         Errors:
@@ -409,8 +274,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def PutCheckpoint(
         self,
         request: _storage_service_pb2.PutCheckpointRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.PutCheckpointResponse, _abc.Awaitable[_storage_service_pb2.PutCheckpointResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.PutCheckpointResponse]:
         """Records a blob as the checkpoint of a job's round, after validating it whole, and references it.
         The same call again gives the same answer.
 
@@ -425,8 +290,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def GetCheckpoint(
         self,
         request: _storage_service_pb2.GetCheckpointRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.GetCheckpointResponse, _abc.Awaitable[_storage_service_pb2.GetCheckpointResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.GetCheckpointResponse]:
         """Returns the checkpoint of a round, or the latest.
 
         Errors:
@@ -438,8 +303,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def ListCheckpoints(
         self,
         request: _storage_service_pb2.ListCheckpointsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.ListCheckpointsResponse, _abc.Awaitable[_storage_service_pb2.ListCheckpointsResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.ListCheckpointsResponse]:
         """Lists the checkpoints of a job by round.
 
         Errors:
@@ -451,8 +316,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def VerifyCheckpoint(
         self,
         request: _storage_service_pb2.VerifyCheckpointRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_storage_service_pb2.VerifyCheckpointResponse, _abc.Awaitable[_storage_service_pb2.VerifyCheckpointResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_storage_service_pb2.VerifyCheckpointResponse]:
         """Reads a stored checkpoint whole and says everything that is wrong with it.
 
         Errors:
@@ -464,12 +329,12 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     def Scrub(
         self,
         request: _storage_service_pb2.ScrubRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_storage_service_pb2.ScrubResponse], _abc.AsyncIterator[_storage_service_pb2.ScrubResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_storage_service_pb2.ScrubResponse] | _abc.Awaitable[None]:
         """Hashes every blob again, sets damaged ones aside, and drops writes that were given up.
         Sends progress, and each damaged blob.
 
         Errors: there are no method-specific errors.
         """
 
-def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: _aio.Server) -> None: ...

@@ -7,21 +7,10 @@ from collections import abc as _abc
 from covey.v1 import work_service_pb2 as _work_service_pb2
 from grpc import aio as _aio
 import abc as _abc_1
-import grpc as _grpc
-import sys
 import typing as _typing
 
-if sys.version_info >= (3, 11):
-    from typing import Self as _Self
-else:
-    from typing_extensions import Self as _Self
 
-_T = _typing.TypeVar("_T")
-
-class _MaybeAsyncIterator(_abc.AsyncIterator[_T], _abc.Iterator[_T], metaclass=_abc_1.ABCMeta): ...
-
-class _ServicerContext(_grpc.ServicerContext, _aio.ServicerContext):  # type: ignore[misc, type-arg]
-    ...
+_Context: _typing.TypeAlias = _aio.ServicerContext[_typing.Any, _typing.Any]
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
@@ -34,85 +23,8 @@ class WorkServiceStub:
     what it had if the coordinator still counts on it, and drops it otherwise.
     """
 
-    @_typing.overload
-    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
-    @_typing.overload
-    def __new__(cls, channel: _aio.Channel) -> WorkServiceAsyncStub: ...
-    Join: _grpc.UnaryStreamMultiCallable[_work_service_pb2.JoinRequest, _work_service_pb2.JoinResponse]
-    """Joins the mesh and receives commands until the stream ends.
-
-    The first command is always `Welcome`; its `session_token` authorises the other methods.
-    One stream per participant: a new one ends the old one with `ABORTED`.
-
-    Errors:
-
-    * `PERMISSION_DENIED` (`CREDENTIAL_MISMATCH`): the id belongs to a device with another credential. Choose another id.
-    * `FAILED_PRECONDITION` (`CONTRACT_VERSION`): versions don't fit; both are in the details.
-    * `UNAVAILABLE` (`SHUTTING_DOWN`): the coordinator stops. Join again with backoff.
-    """
-    RespondToInvitation: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.RespondToInvitationRequest, _work_service_pb2.RespondToInvitationResponse]
-    """Accepts or declines an invitation. The same answer again changes nothing.
-
-    Errors:
-
-    * `NOT_FOUND` (`INVITATION_NOT_FOUND`): not an invitation of the caller.
-    * `FAILED_PRECONDITION` (`INVITATION_STATE`, `JOB_STATE`): answered otherwise, revoked, or the job ended.
-    """
-    ReportProgress: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.ReportProgressRequest, _work_service_pb2.ReportProgressResponse]
-    """Says how far an assignment is and renews its lease.
-
-    Errors:
-
-    * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
-    """
-    ReportFailure: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.ReportFailureRequest, _work_service_pb2.ReportFailureResponse]
-    """Says that an assignment failed here and gives it back. The same report again changes nothing.
-
-    Errors:
-
-    * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
-    """
-    PushDelta: _grpc.StreamUnaryMultiCallable[_work_service_pb2.PushDeltaRequest, _work_service_pb2.PushDeltaResponse]
-    """Sends the result of a training (or initializing) assignment: new weights − base weights.
-
-    The first message carries `header`, the others `data`: flat little-endian f32 in manifest
-    order. When the answer comes, the delta is verified and on disk. Sending it again (a lost
-    answer) gets the same answer and counts once: results are keyed by (assignment, attempt).
-
-    Errors:
-
-    * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
-    * `INVALID_ARGUMENT` (`SIZE_MISMATCH`, `DIGEST_MISMATCH`, `DELTA_NOT_FINITE`, `UNITS_INVALID`, `METRIC_INVALID`):
-      the delta is refused and counts as a failure of this attempt.
-    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): no room on the coordinator's disk. Try again later.
-    """
-    PushEvaluation: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.PushEvaluationRequest, _work_service_pb2.PushEvaluationResponse]
-    """Sends the result of an evaluation assignment. Sending it again counts once.
-
-    Errors:
-
-    * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
-    * `INVALID_ARGUMENT` (`UNITS_INVALID`, `METRIC_INVALID`): refused; counts as a failure of this attempt.
-    """
-    LeaveJob: _grpc.UnaryUnaryMultiCallable[_work_service_pb2.LeaveJobRequest, _work_service_pb2.LeaveJobResponse]
-    """Leaves a job that was accepted: its assignment goes to another, its grant isn't renewed.
-
-    Errors:
-
-    * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller isn't part of such a job.
-    """
-
-@_typing.type_check_only
-class WorkServiceAsyncStub(WorkServiceStub):
-    """The participants' side of the coordinator.
-
-    A participant opens `Join` and keeps it open: commands come down it, each answer goes up as a
-    call of its own. When the stream ends, the participant joins again with backoff; it goes on with
-    what it had if the coordinator still counts on it, and drops it otherwise.
-    """
-
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Join: _aio.UnaryStreamMultiCallable[_work_service_pb2.JoinRequest, _work_service_pb2.JoinResponse]  # type: ignore[assignment]
+    Join: _aio.UnaryStreamMultiCallable[_work_service_pb2.JoinRequest, _work_service_pb2.JoinResponse]
     """Joins the mesh and receives commands until the stream ends.
 
     The first command is always `Welcome`; its `session_token` authorises the other methods.
@@ -124,7 +36,7 @@ class WorkServiceAsyncStub(WorkServiceStub):
     * `FAILED_PRECONDITION` (`CONTRACT_VERSION`): versions don't fit; both are in the details.
     * `UNAVAILABLE` (`SHUTTING_DOWN`): the coordinator stops. Join again with backoff.
     """
-    RespondToInvitation: _aio.UnaryUnaryMultiCallable[_work_service_pb2.RespondToInvitationRequest, _work_service_pb2.RespondToInvitationResponse]  # type: ignore[assignment]
+    RespondToInvitation: _aio.UnaryUnaryMultiCallable[_work_service_pb2.RespondToInvitationRequest, _work_service_pb2.RespondToInvitationResponse]
     """Accepts or declines an invitation. The same answer again changes nothing.
 
     Errors:
@@ -132,21 +44,21 @@ class WorkServiceAsyncStub(WorkServiceStub):
     * `NOT_FOUND` (`INVITATION_NOT_FOUND`): not an invitation of the caller.
     * `FAILED_PRECONDITION` (`INVITATION_STATE`, `JOB_STATE`): answered otherwise, revoked, or the job ended.
     """
-    ReportProgress: _aio.UnaryUnaryMultiCallable[_work_service_pb2.ReportProgressRequest, _work_service_pb2.ReportProgressResponse]  # type: ignore[assignment]
+    ReportProgress: _aio.UnaryUnaryMultiCallable[_work_service_pb2.ReportProgressRequest, _work_service_pb2.ReportProgressResponse]
     """Says how far an assignment is and renews its lease.
 
     Errors:
 
     * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
     """
-    ReportFailure: _aio.UnaryUnaryMultiCallable[_work_service_pb2.ReportFailureRequest, _work_service_pb2.ReportFailureResponse]  # type: ignore[assignment]
+    ReportFailure: _aio.UnaryUnaryMultiCallable[_work_service_pb2.ReportFailureRequest, _work_service_pb2.ReportFailureResponse]
     """Says that an assignment failed here and gives it back. The same report again changes nothing.
 
     Errors:
 
     * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
     """
-    PushDelta: _aio.StreamUnaryMultiCallable[_work_service_pb2.PushDeltaRequest, _work_service_pb2.PushDeltaResponse]  # type: ignore[assignment]
+    PushDelta: _aio.StreamUnaryMultiCallable[_work_service_pb2.PushDeltaRequest, _work_service_pb2.PushDeltaResponse]
     """Sends the result of a training (or initializing) assignment: new weights − base weights.
 
     The first message carries `header`, the others `data`: flat little-endian f32 in manifest
@@ -160,7 +72,7 @@ class WorkServiceAsyncStub(WorkServiceStub):
       the delta is refused and counts as a failure of this attempt.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): no room on the coordinator's disk. Try again later.
     """
-    PushEvaluation: _aio.UnaryUnaryMultiCallable[_work_service_pb2.PushEvaluationRequest, _work_service_pb2.PushEvaluationResponse]  # type: ignore[assignment]
+    PushEvaluation: _aio.UnaryUnaryMultiCallable[_work_service_pb2.PushEvaluationRequest, _work_service_pb2.PushEvaluationResponse]
     """Sends the result of an evaluation assignment. Sending it again counts once.
 
     Errors:
@@ -168,7 +80,7 @@ class WorkServiceAsyncStub(WorkServiceStub):
     * `ABORTED` (`ASSIGNMENT_LOST`): the assignment is no longer the caller's. Drop it.
     * `INVALID_ARGUMENT` (`UNITS_INVALID`, `METRIC_INVALID`): refused; counts as a failure of this attempt.
     """
-    LeaveJob: _aio.UnaryUnaryMultiCallable[_work_service_pb2.LeaveJobRequest, _work_service_pb2.LeaveJobResponse]  # type: ignore[assignment]
+    LeaveJob: _aio.UnaryUnaryMultiCallable[_work_service_pb2.LeaveJobRequest, _work_service_pb2.LeaveJobResponse]
     """Leaves a job that was accepted: its assignment goes to another, its grant isn't renewed.
 
     Errors:
@@ -188,8 +100,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def Join(
         self,
         request: _work_service_pb2.JoinRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_work_service_pb2.JoinResponse], _abc.AsyncIterator[_work_service_pb2.JoinResponse], _abc.Awaitable[None]]:
+        context: _Context,
+    ) -> _abc.AsyncIterator[_work_service_pb2.JoinResponse] | _abc.Awaitable[None]:
         """Joins the mesh and receives commands until the stream ends.
 
         The first command is always `Welcome`; its `session_token` authorises the other methods.
@@ -206,8 +118,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def RespondToInvitation(
         self,
         request: _work_service_pb2.RespondToInvitationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.RespondToInvitationResponse, _abc.Awaitable[_work_service_pb2.RespondToInvitationResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.RespondToInvitationResponse]:
         """Accepts or declines an invitation. The same answer again changes nothing.
 
         Errors:
@@ -220,8 +132,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def ReportProgress(
         self,
         request: _work_service_pb2.ReportProgressRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.ReportProgressResponse, _abc.Awaitable[_work_service_pb2.ReportProgressResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.ReportProgressResponse]:
         """Says how far an assignment is and renews its lease.
 
         Errors:
@@ -233,8 +145,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def ReportFailure(
         self,
         request: _work_service_pb2.ReportFailureRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.ReportFailureResponse, _abc.Awaitable[_work_service_pb2.ReportFailureResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.ReportFailureResponse]:
         """Says that an assignment failed here and gives it back. The same report again changes nothing.
 
         Errors:
@@ -245,9 +157,9 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def PushDelta(
         self,
-        request_iterator: _MaybeAsyncIterator[_work_service_pb2.PushDeltaRequest],
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.PushDeltaResponse, _abc.Awaitable[_work_service_pb2.PushDeltaResponse]]:
+        request_iterator: _abc.AsyncIterator[_work_service_pb2.PushDeltaRequest],
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.PushDeltaResponse]:
         """Sends the result of a training (or initializing) assignment: new weights − base weights.
 
         The first message carries `header`, the others `data`: flat little-endian f32 in manifest
@@ -266,8 +178,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def PushEvaluation(
         self,
         request: _work_service_pb2.PushEvaluationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.PushEvaluationResponse, _abc.Awaitable[_work_service_pb2.PushEvaluationResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.PushEvaluationResponse]:
         """Sends the result of an evaluation assignment. Sending it again counts once.
 
         Errors:
@@ -280,8 +192,8 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
     def LeaveJob(
         self,
         request: _work_service_pb2.LeaveJobRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_work_service_pb2.LeaveJobResponse, _abc.Awaitable[_work_service_pb2.LeaveJobResponse]]:
+        context: _Context,
+    ) -> _abc.Awaitable[_work_service_pb2.LeaveJobResponse]:
         """Leaves a job that was accepted: its assignment goes to another, its grant isn't renewed.
 
         Errors:
@@ -289,4 +201,4 @@ class WorkServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`JOB_NOT_FOUND`): the caller isn't part of such a job.
         """
 
-def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+def add_WorkServiceServicer_to_server(servicer: WorkServiceServicer, server: _aio.Server) -> None: ...
