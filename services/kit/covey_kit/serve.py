@@ -30,8 +30,10 @@ _SERVER_SERVICE = "covey.v1.ServerService"
 class Service(Protocol):
     """What a service's app gives to be served."""
 
-    service_names: Sequence[str]
-    """Full gRPC names, such as `covey.v1.StorageService`."""
+    @property
+    def service_names(self) -> Sequence[str]:
+        """Full gRPC names, such as `covey.v1.StorageService`."""
+        ...
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the servicers."""

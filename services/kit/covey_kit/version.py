@@ -8,12 +8,19 @@ CONTRACT_VERSION = "1.0"
 """Version of the contract in `protos/`. Same major number: compatible."""
 
 
-def program_version() -> str:
-    """Returns the version of the installed `covey` distribution, or `0` when it isn't installed."""
+def _read() -> str:
     try:
         return version("covey")
     except PackageNotFoundError:
         return "0"
+
+
+_PROGRAM_VERSION = _read()  # reads files: at import, not while calls are handled
+
+
+def program_version() -> str:
+    """Returns the version of the installed `covey` distribution, or `0` when it isn't installed."""
+    return _PROGRAM_VERSION
 
 
 def compatible(other: str) -> bool:
