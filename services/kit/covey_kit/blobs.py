@@ -2,12 +2,12 @@
 
 import asyncio
 import hashlib
-import os
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 import grpc.aio
@@ -50,6 +50,9 @@ _ATTEMPTS = 8
 _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
 _Blocks = Callable[[int], AsyncGenerator[bytes, None]]
+_ReadCall: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[storage_service_pb2.ReadBlobRequest, storage_service_pb2.ReadBlobResponse]"
+)
 
 
 class _Retries:
@@ -196,8 +199,8 @@ async def read_blob(
 ) -> None:
     """Reads a blob, or a range of it, into a file that appears whole, verified and on disk.
 
-    A read that was cut goes on, also in a later process: the part is kept beside `path` (hidden, `.part`). One
-    read at a time may write to `path`.
+    A read that was cut goes on, also in a later process: the part is kept beside `path` (hidden, `.part`).
+    One read at a time may write to `path`.
 
     Args:
         channel: to storage.
@@ -215,6 +218,8 @@ async def read_blob(
         ResourceExhausted: STORAGE_FULL, no room on this device.
         Unavailable: storage didn't come back.
     """
+    if size is not None and size <= 0:
+        raise ValueError(f"a range of {size} bytes was asked for; expected at least one")
     if expected_sha256 is None and offset == 0 and size is None:
         expected_sha256 = sha256
     part = path.with_name(f".{path.name}.{sha256[:8]}-{offset}.part")
@@ -324,7 +329,7 @@ class _Download:
         if digest != expected:
             raise DataLoss(
                 Reason.DIGEST_MISMATCH,
-                f"what came of blob {self.sha256} from byte {self.offset} hashes to {digest}; expected {expected}",
+                f"blob {self.sha256}: what came from byte {self.offset} hashes to {digest}; expected {expected}",
                 metadata={"expected": expected, "found": digest},
             )
 
@@ -355,14 +360,11 @@ class _Download:
                 call.cancel()
 
 
-async def _next(
-    call: "grpc.aio.UnaryStreamCall[storage_service_pb2.ReadBlobRequest, storage_service_pb2.ReadBlobResponse]",
-    idle: float | None,
-) -> storage_service_pb2.ReadBlobResponse | None:
+async def _next(call: _ReadCall, idle: float | None) -> storage_service_pb2.ReadBlobResponse | None:
     """Returns the next message, None at the end."""
     try:
         async with asyncio.timeout(idle):
             message = await call.read()
     except TimeoutError:
         raise DeadlineExceeded(Reason.DEADLINE, f"storage sent nothing for {idle:g} s") from None
-    return None if message is grpc.aio.EOF else message
+    return message if isinstance(message, storage_service_pb2.ReadBlobResponse) else None

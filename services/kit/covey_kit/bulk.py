@@ -219,7 +219,7 @@ async def read_ahead(
                 offset += step
             # Shielded, since a thread can't be stopped: what it reads from must stay open until it's done.
             blocks = await asyncio.shield(batches[0])
-            batches.popleft()
+            del batches[0]
             for block in blocks:
                 yield block
     finally:
