@@ -185,7 +185,7 @@ class DeltaSink:
         if first is not None:
             raise InvalidArgument(
                 Reason.DELTA_NOT_FINITE,
-                f"{count} of the delta's {self._size // _F32.itemsize} values are NaN or infinite, the first is "
+                f"{count} of the delta's {self._size // 4} values are NaN or infinite, the first is "
                 f"element {first}, counted from 0; a smaller learning rate often helps",
                 metadata={"first": str(first), "count": str(count)},
             )
