@@ -329,7 +329,7 @@ class _Download:
         if digest != expected:
             raise DataLoss(
                 Reason.DIGEST_MISMATCH,
-                f"blob {self.sha256}: what came from byte {self.offset} hashes to {digest}; expected {expected}",
+                f"blob {self.sha256} from byte {self.offset}: it hashes to {digest}; expected {expected}",
                 metadata={"expected": expected, "found": digest},
             )
 

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -210,20 +209,23 @@ async def read_ahead(
         size: number of bytes.
     """
     end = offset + size
-    batches: deque[asyncio.Future[Sequence[bytes]]] = deque()
+
+    def begin(start: int) -> "asyncio.Future[Sequence[bytes]]":
+        return asyncio.ensure_future(fetch(start, min(_BATCH_BYTES, end - start)))
+
+    pending = begin(offset) if offset < end else None
     try:
-        while offset < end or batches:
-            while offset < end and len(batches) < 2:
-                step = min(_BATCH_BYTES, end - offset)
-                batches.append(asyncio.ensure_future(fetch(offset, step)))
-                offset += step
+        while pending is not None:
             # Shielded, since a thread can't be stopped: what it reads from must stay open until it's done.
-            blocks = await asyncio.shield(batches[0])
-            del batches[0]
+            blocks = await asyncio.shield(pending)
+            offset += _BATCH_BYTES
+            # One at a time, so that a hash in `fetch` sees the bytes in order.
+            pending = begin(offset) if offset < end else None
             for block in blocks:
                 yield block
     finally:
-        await asyncio.gather(*batches, return_exceptions=True)
+        if pending is not None:
+            await asyncio.gather(pending, return_exceptions=True)
 
 
 async def file_blocks(
