@@ -23,6 +23,19 @@ def outermost(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             pending += node.body
 
 
+def needed(function: ast.FunctionDef | ast.AsyncFunctionDef, *, shared: bool) -> int:
+    """Returns how many words a function owes: a test its behaviour, a fixture or a shared helper its purpose.
+
+    Helpers and fakes of one test file are explained where their names don't do it.
+    """
+    if function.name.startswith("test_"):
+        return SHORTEST
+    decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+    if any("overload" in decorator for decorator in decorators) or function.name.startswith("_"):
+        return 0
+    return 1 if shared or any("fixture" in decorator for decorator in decorators) else 0
+
+
 def violations(path: Path) -> Iterator[str]:
     """Yields one line for each docstring that is missing or says nothing."""
     name = path.relative_to(ROOT)
@@ -30,11 +43,8 @@ def violations(path: Path) -> Iterator[str]:
     if tree.body and ast.get_docstring(tree) is None:
         yield f"{name}:1: the module doesn't say what it tests"
     for function in outermost(tree):
-        if any("overload" in ast.unparse(decorator) for decorator in function.decorator_list):
-            continue
-        needed = SHORTEST if function.name.startswith("test_") else 0 if function.name.startswith("_") else 1
         said = len((ast.get_docstring(function) or "").split())
-        if said < needed:
+        if said < needed(function, shared="support" in name.parts):
             yield f"{name}:{function.lineno}: {function.name} doesn't say what it shows"
 
 

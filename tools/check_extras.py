@@ -60,7 +60,9 @@ sys.exit(bool(bad))
 def build_wheel(folder: Path) -> Path:
     """Builds the wheel into `folder` with what this environment has, without asking a registry."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"the wheel can't be built: {done.stderr.strip()}")
     return next(folder.glob("covey-*.whl"))
 
 
