@@ -1,9 +1,11 @@
 """A round's deltas become a checkpoint: the same bytes whatever happened on the way."""
 
 import asyncio
+import errno
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from covey_coordinator.state import round_sum as module
 from covey_coordinator.state.deltas import StoredDelta
 from covey_coordinator.state.round_sum import AggregationDiverged, FinishedRound, RoundSum
 from covey_kit.checkpoints import CheckpointReader, verify
-from covey_kit.errors import DataLoss, InvalidArgument, Reason
+from covey_kit.errors import DataLoss, InvalidArgument, Reason, ResourceExhausted
 
 F32 = npt.NDArray[np.float32]
 
@@ -330,17 +332,50 @@ async def test_a_file_that_is_gone_leaves_the_sum_as_it_was(tmp_path: Path) -> N
         await rounds.add(0, lost, 1)
     cut = stored(tmp_path, random_values(1))
     cut.path.write_bytes(cut.path.read_bytes()[:-4])
-    with pytest.raises(DataLoss, match="another size"):
+    with pytest.raises(DataLoss, match="has 2424 bytes, not 2428"):
         await rounds.add(0, cut, 1)
 
     assert rounds.next_index == 0
     await rounds.add(0, stored(tmp_path, random_values(1)), 1)
 
 
-async def test_a_sum_that_was_half_touched_is_not_used(
+async def test_a_damaged_delta_never_becomes_weights(tmp_path: Path) -> None:
+    """Bytes that changed on the disk are found while they are folded; that sum can't be used any more."""
+    rounds = RoundSum(COUNT)
+    damaged = stored(tmp_path, random_values(1))
+    damaged.path.write_bytes(random_values(2).tobytes())
+
+    with pytest.raises(DataLoss, match="hashes to") as caught:
+        await rounds.add(0, damaged, 1)
+
+    assert caught.value.reason is Reason.DIGEST_MISMATCH
+    with pytest.raises(ValueError, match="make a new RoundSum"):
+        await rounds.add(0, stored(tmp_path, random_values(1)), 1)
+
+
+async def test_damaged_initial_weights_never_become_a_checkpoint(tmp_path: Path) -> None:
+    """Round 0 checks the bytes of its one delta too, and leaves no file."""
+    rounds = RoundSum(COUNT)
+    damaged = stored(tmp_path, random_values(1))
+    await rounds.add(0, damaged, 0)
+    damaged.path.write_bytes(random_values(2).tobytes())
+
+    with pytest.raises(DataLoss, match="hashes to"):
+        await rounds.finish(
+            base=None,
+            aggregation=STRATEGIES[0],
+            header=header(0, 0, STRATEGIES[0]),
+            parameters=PARAMETERS,
+            out=tmp_path / "out",
+        )
+
+    assert names(tmp_path, "out") == []
+
+
+async def test_a_read_that_fails_midway_spoils_the_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a read fails midway, every further call says that the sum has to be made anew."""
+    """When some of a delta is in the sum and the rest isn't, every further call says to make it anew."""
     monkeypatch.setattr(module, "_BLOCK", 100)
     calls = itertools.count()
 
@@ -357,6 +392,38 @@ async def test_a_sum_that_was_half_touched_is_not_used(
 
     with pytest.raises(ValueError, match="make a new RoundSum"):
         await rounds.add(0, delta, 1)
+
+
+async def test_a_full_disk_says_so_and_the_finish_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC while the checkpoint is written is STORAGE_FULL; nothing is left, and the sum is still there."""
+    base = await initial(tmp_path, STRATEGIES[0], random_values(1))
+    rounds = RoundSum(COUNT)
+    await rounds.add(0, stored(tmp_path, random_values(2)), 5)
+
+    def full(descriptor: int, data: bytes, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with CheckpointReader(base.path) as reader:
+
+        def finish() -> Awaitable[FinishedRound]:
+            return rounds.finish(
+                base=reader,
+                aggregation=STRATEGIES[0],
+                header=header(1, 5, STRATEGIES[0]),
+                parameters=PARAMETERS,
+                out=tmp_path / "out",
+            )
+
+        with monkeypatch.context() as patch:
+            patch.setattr("covey_kit.checkpoints.writer.write_all", full)
+            with pytest.raises(ResourceExhausted) as caught:
+                await finish()
+        assert caught.value.reason is Reason.STORAGE_FULL
+        assert names(tmp_path, "out") == []
+
+        assert (await finish()).header.round == 1
 
 
 async def test_a_finished_round_is_finished(tmp_path: Path) -> None:

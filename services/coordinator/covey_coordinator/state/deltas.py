@@ -6,7 +6,6 @@ loss of power. A round's deltas lie in a folder of their own as `<key>.<sha256>.
 """
 
 import asyncio
-import errno
 import hashlib
 import os
 import re
@@ -22,8 +21,9 @@ from typing import Final, Self
 
 import numpy as np
 
+from covey_coordinator.state.disk import room_for
 from covey_kit.checkpoints import first_not_finite
-from covey_kit.errors import Aborted, DataLoss, InvalidArgument, Reason, ResourceExhausted
+from covey_kit.errors import Aborted, DataLoss, InvalidArgument, Reason
 from covey_kit.files import sync_folder, write_all
 
 __all__ = [
@@ -40,8 +40,6 @@ _F32: Final = np.dtype("<f4")
 _KEY: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,150}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _FILE: Final = re.compile(rf"({_KEY.pattern})\.({_SHA256.pattern})\.f32")
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_RETRY_SECONDS: Final = 10.0
 _REMOVED: Final = ".removed"
 
 
@@ -286,18 +284,11 @@ async def remove_round(folder: Path) -> None:
 def _storage_errors() -> Iterator[None]:
     """Turns a full disk into STORAGE_FULL, and a folder that is no longer there into ASSIGNMENT_LOST."""
     try:
-        yield
+        with room_for("the delta"):
+            yield
     except FileNotFoundError:
         message = "the round of this delta ended while it arrived; drop it"
         raise Aborted(Reason.ASSIGNMENT_LOST, message) from None
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise ResourceExhausted(
-            Reason.STORAGE_FULL,
-            "no room for the delta on the coordinator's disk; free some, the participant tries again",
-            retry_after=_RETRY_SECONDS,
-        ) from error
 
 
 def _create(path: Path) -> int:

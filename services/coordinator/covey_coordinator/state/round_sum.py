@@ -31,6 +31,8 @@ from covey_coordinator.domain.aggregation import (
     update_block,
 )
 from covey_coordinator.state.deltas import StoredDelta
+from covey_coordinator.state.disk import room_for
+from covey_kit.bulk import digest_file
 from covey_kit.checkpoints import CheckpointReader, CheckpointWriter, first_not_finite
 from covey_kit.errors import DataLoss, FailedPrecondition, InvalidArgument, Reason
 
@@ -126,15 +128,15 @@ class RoundSum:
 
         Args:
             index: place of the assignment in the round; must be `next_index`.
-            delta: the file, verified when it arrived or with `recover_round`.
+            delta: the file, as `DeltaSink` returned it.
             units: units behind it, ≥ 0.
 
         Raises:
             ValueError: another index is next, or the round is finished.
             InvalidArgument: UNITS_INVALID; SIZE_MISMATCH, the delta is of another model.
-            DataLoss: DIGEST_MISMATCH, the file is gone or shorter than it was.
+            DataLoss: DIGEST_MISMATCH, the file is gone or isn't what it was. It's hashed again as it is read.
 
-        After an error the sum is as it was, unless reading failed midway: then every further call says so.
+        After an error the sum is as it was, unless some of the delta is in it: then further calls say so.
         """
         async with self._lock:
             self._check_open()
@@ -176,9 +178,10 @@ class RoundSum:
         Raises:
             AggregationDiverged: a result isn't finite. Nothing is left at `out`.
             CheckpointError: base or header break the contract.
-            DataLoss: CHECKPOINT_INVALID, the base lacks optimizer tensors that its own strategy has.
+            DataLoss: CHECKPOINT_INVALID, the base lacks optimizer tensors that its own strategy has;
+                DIGEST_MISMATCH, round 0's delta isn't what it was.
+            ResourceExhausted: STORAGE_FULL.
             ValueError: base, header, parameters and sum don't fit each other, or the round is finished.
-            OSError: the file can't be written.
         """
         async with self._lock:
             self._check_open()
@@ -225,7 +228,7 @@ class RoundSum:
                     accumulate(self._acc[start : start + block.size], block, float(units))
             except BaseException:
                 if touched:
-                    self._state = "a delta couldn't be read to its end, so the sum is of no more use"
+                    self._state = "a delta turned out to be damaged, so the sum is of no more use"
                     self._acc = None
                 raise
         self._units += units
@@ -276,29 +279,39 @@ def _keeps_state(base: CheckpointReader, aggregation: Aggregation) -> bool:
 
 
 def _read_delta(delta: StoredDelta) -> Iterator[tuple[int, F32]]:
-    """Yields a delta's elements block by block, in one buffer that is used over and over."""
+    """Yields a delta's elements block by block, in one buffer that is used over and over.
+
+    Raises DataLoss at once where the size has changed, at the end where the bytes have.
+    """
     buffer = np.empty(min(_BLOCK, delta.size // _F32_BYTES), dtype="<f4")
-    bytes_ = buffer.view(np.uint8).data
-    lost = DataLoss(
-        Reason.DIGEST_MISMATCH,
-        f"the stored delta {delta.sha256} is gone or has another size; its assignment has to be done again",
-    )
+    view = buffer.view(np.uint8).data
+    sha256 = hashlib.sha256()
     try:
         file = delta.path.open("rb", buffering=0)
     except FileNotFoundError:
-        raise lost from None
+        raise _lost(delta, "is gone") from None
     with file:
-        if os.fstat(file.fileno()).st_size != delta.size:
-            raise lost
-        for start in range(0, delta.size, bytes_.nbytes):
-            part = bytes_[: min(bytes_.nbytes, delta.size - start)]
-            while part.nbytes:
-                done = file.readinto(part)
+        size = os.fstat(file.fileno()).st_size
+        if size != delta.size:
+            raise _lost(delta, f"has {size} bytes, not {delta.size}")
+        for start in range(0, size, view.nbytes):
+            part = view[: min(view.nbytes, size - start)]
+            read = 0
+            while read < part.nbytes:
+                done = file.readinto(part[read:])
                 if not done:
-                    raise lost
-                part = part[done:]
-            size = min(buffer.size, (delta.size - start) // _F32_BYTES)
-            yield start // _F32_BYTES, buffer[:size]
+                    raise _lost(delta, f"ends after {start + read} bytes")
+                read += done
+            sha256.update(part)
+            yield start // _F32_BYTES, buffer[: part.nbytes // _F32_BYTES]
+    if sha256.hexdigest() != delta.sha256:
+        raise _lost(delta, f"hashes to {sha256.hexdigest()}")
+
+
+def _lost(delta: StoredDelta, what: str) -> DataLoss:
+    return DataLoss(
+        Reason.DIGEST_MISMATCH, f"the stored delta {delta.sha256} {what}; its assignment has to be done again"
+    )
 
 
 def _write(
@@ -310,7 +323,7 @@ def _write(
     stop: threading.Event,
 ) -> tuple[CheckpointHeader, int, str]:
     """Writes the checkpoint; returns its header, the file's size and its SHA-256."""
-    with CheckpointWriter(out, header, parameters, names) as writer:
+    with room_for("the checkpoint"), CheckpointWriter(out, header, parameters, names) as writer:
         for start, weights, state in blocks:
             if stop.is_set():
                 raise InterruptedError("the caller no longer waits for the checkpoint")
@@ -323,8 +336,7 @@ def _write(
             for name in names:
                 writer.write_optimizer(name, state[name], start)
         finished = writer.finish()
-    with out.open("rb", buffering=0) as file:
-        return finished, os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    return finished, *digest_file(out)
 
 
 def _locate(parameters: Sequence[Parameter], element: int) -> tuple[str, int]:
