@@ -2,7 +2,7 @@
 
 `covey up` writes one entry for itself into `servers.json` in the user's configuration folder (mode 0600):
 
-    {"current": "127.0.0.1:7654", "servers": {"127.0.0.1:7654": {"tokenFile": "…/owner.token", "folder": "…"}}}
+    {"current": "127.0.0.1:7654", "servers": {"127.0.0.1:7654": {"tokenFile": "…", "folder": "…"}}}
 
 `COVEY_COORDINATOR` and `COVEY_TOKEN_FILE` override it, and explicit arguments override both.
 """
@@ -58,7 +58,8 @@ class Server:
             ) from error
         if not text or any(character.isspace() for character in text):
             raise InvalidArgument(
-                Reason.TOKEN_INVALID, f"the token file {self.token_file} doesn't hold one token and nothing else"
+                Reason.TOKEN_INVALID,
+                f"the token file {self.token_file} doesn't hold one token and nothing else",
             )
         return text
 
@@ -134,7 +135,7 @@ def forget(address: str, folder: Path) -> None:
 
 
 def resolve(address: str | None = None, token_file: Path | str | None = None) -> Server:
-    """Returns the coordinator meant: the arguments, else the environment, else the current entry, else the default.
+    """Returns the coordinator meant: by argument, else environment, else current entry, else the default.
 
     Raises:
         InvalidArgument: the address isn't `HOST:PORT`, or `servers.json` can't be read.

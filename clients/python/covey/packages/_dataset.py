@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.packages._files import Declared, compare, digest, plain_name
+from covey.packages._files import Declared, compare, plain_name
 from covey.packages._package import Package
 from covey.packages._rules import broken_rules
 from covey.packages._strict import decode, fill
 from covey.v1 import dataset_pb2
+from covey_kit.bulk import digest_file
 from covey_kit.errors import InvalidArgument, Reason, Violation
 
 __all__ = ["Dataset", "describe_dataset", "load_dataset"]
@@ -64,7 +65,8 @@ def load_dataset(path: Path | str, package: Package | None = None, files: Path |
             continue
         places = found[chunk.file_name]
         if len(places) > 1:
-            text = f"{chunk.file_name!r} lies in {len(places)} folders: {', '.join(map(str, places))}; name one with --files"
+            where = ", ".join(map(str, places))
+            text = f"{chunk.file_name!r} lies in {len(places)} folders: {where}; name one with --files"
             violations.append(Violation(f"[{index}].fileName", text))
             continue
         item = Declared(f"[{index}]", chunk.file_name, chunk.bytes, chunk.sha256)
@@ -72,9 +74,7 @@ def load_dataset(path: Path | str, package: Package | None = None, files: Path |
     if package is not None:
         violations += _fit(manifest, package)
     if violations:
-        raise InvalidArgument(
-            Reason.DATASET_MISMATCH, f"{path} isn't a valid dataset", violations=violations
-        )
+        raise InvalidArgument(Reason.DATASET_MISMATCH, f"{path} isn't a valid dataset", violations=violations)
     return Dataset(manifest, {name: places[0] for name, places in found.items()})
 
 
@@ -143,7 +143,7 @@ def describe_dataset(
             continue
         names[path.name] = path
         try:
-            size, sha256 = digest(path)
+            size, sha256 = digest_file(path)
         except OSError as error:
             violations.append(Violation(str(path), f"can't be read: {error.strerror}"))
             continue

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey_kit.errors import Violation
 from covey.packages._strict import join
+from covey_kit.bulk import digest_file
+from covey_kit.errors import Violation
 
-__all__ = ["Declared", "compare", "digest", "plain_name", "repeated_names"]
+__all__ = ["Declared", "compare", "plain_name", "repeated_names"]
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,6 @@ def plain_name(name: str) -> bool:
     return bool(name) and not set(name) & {"/", "\\", "\0"} and name not in {".", ".."}
 
 
-def digest(path: Path) -> tuple[int, str]:
-    """Returns (size, SHA-256) of a file. Blocks: call it in a thread from a coroutine."""
-    import hashlib
-
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256")
-        return file.tell(), found.hexdigest()
-
-
 def compare(declared: Declared, found: Path | None, looked_in: str) -> Iterator[Violation]:
     """Yields how the file differs from its declaration: name, size, digest."""
     name = declared.file_name
@@ -51,7 +43,7 @@ def compare(declared: Declared, found: Path | None, looked_in: str) -> Iterator[
         )
         return
     try:
-        size, sha256 = digest(found)
+        size, sha256 = digest_file(found)
     except OSError as error:
         yield Violation(join(declared.path, "fileName"), f"{name!r} can't be read: {error.strerror}")
         return

@@ -106,7 +106,7 @@ def file_violations(folder: Path, manifest: package_pb2.ModelPackage) -> list[Vi
 
 
 def load(folder: Path | str) -> Package:
-    """Loads a package: its manifest, and its files compared with it. The module isn't run (`check` does that).
+    """Loads a package: its manifest, and its files compared with it. The module isn't run.
 
     Reads and hashes every file: from a coroutine, call it in a thread.
 

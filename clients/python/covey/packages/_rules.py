@@ -1,10 +1,12 @@
 """The bounds that stand on the contract's fields, checked where no server has to be asked."""
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from covey_kit.errors import Violation
 from covey.packages._strict import join
+from covey_kit.errors import Violation
 
 __all__ = ["broken_rules"]
 
@@ -18,7 +20,7 @@ def broken_rules(message: Message, path: str = "") -> list[Violation]:
         proto = violation.proto
         elements = proto.field.elements if proto.field is not None else []
         where = path
-        descriptor: Descriptor | None = message.DESCRIPTOR
+        descriptor: Any = message.DESCRIPTOR
         for element in elements:
             field = descriptor.fields_by_name.get(element.field_name) if descriptor else None
             where = join(where, field.json_name if field is not None else element.field_name)
@@ -28,11 +30,11 @@ def broken_rules(message: Message, path: str = "") -> list[Violation]:
     return found
 
 
-def _inner(field: FieldDescriptor | None) -> Descriptor | None:
+def _inner(field: FieldDescriptor | None) -> Any:
     """Returns the type of the messages inside a field: a map's values, a list's items."""
     if field is None or field.message_type is None:
         return None
-    kind: Descriptor = field.message_type
+    kind = field.message_type
     return kind.fields_by_name["value"].message_type if kind.GetOptions().map_entry else kind
 
 

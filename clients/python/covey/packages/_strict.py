@@ -1,11 +1,11 @@
-"""Reads JSON that a person wrote into a message of the contract, and says everything that is wrong with it."""
+"""Reads JSON that a person wrote into a message of the contract, and says all that is wrong with it."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import json_format, message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from covey_kit.errors import Violation
@@ -82,9 +82,7 @@ def fill(
     return violations
 
 
-def _walk(
-    descriptor: Descriptor, value: Any, path: str, *, any_names: bool, what: str = ""
-) -> Iterator[Violation]:
+def _walk(descriptor: Any, value: Any, path: str, *, any_names: bool, what: str = "") -> Iterator[Violation]:
     if not isinstance(value, dict):
         yield Violation(path, f"expected an object, found {_found(value)}")
         return
@@ -143,11 +141,16 @@ def _single(field: FieldDescriptor, value: Any, path: str, *, any_names: bool) -
             example = {"Duration": '"15s"', "Timestamp": '"2026-01-31T12:00:00Z"'}.get(kind.name, kind.name)
             yield Violation(path, f"expected something like {example}, found {_found(value)}")
         return
-    holder = message_factory.GetMessageClass(field.containing_type)()
+    holder = message_factory.GetMessageClass(_owner(field))()
     try:
         json_format.ParseDict({field.json_name: [value] if field.is_repeated else value}, holder)
     except (json_format.ParseError, TypeError):
         yield Violation(path, f"expected {_expected(field)}, found {_found(value)}")
+
+
+def _owner(field: FieldDescriptor) -> Any:
+    assert field.containing_type is not None, "only extensions have none"
+    return field.containing_type
 
 
 def _expected(field: FieldDescriptor) -> str:

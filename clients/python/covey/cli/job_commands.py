@@ -1,0 +1,329 @@
+"""`covey job`: make, run and watch training runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from covey.cli._command import client_command, group
+from covey.cli._output import Out, plain
+from covey.words import duration, invitation_word, mean, mean_text, metric_text, size, stage_word, state_word
+
+if TYPE_CHECKING:
+    from covey.client import Client, UploadProgress
+    from covey.packages import Dataset, Package
+    from covey.v1.job_pb2 import Job, JobSettings
+
+__all__ = ["add_to"]
+
+app = group("job", "Make, run and watch jobs.")
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+RoundOption = Annotated[
+    int | None, typer.Option("--round", min=0, help="The round.  [default: the latest]", show_default=False)
+]
+
+
+def add_to(root: typer.Typer) -> None:
+    """Adds the group to the command."""
+    root.add_typer(app)
+
+
+@client_command(
+    app,
+    "create",
+    "covey job create models/digits --data models/digits/data/dataset.json --set learningRate=0.05",
+)
+async def create(
+    client: "Client",
+    out: Out,
+    package: Annotated[Path, typer.Argument(metavar="PACKAGE_DIR", help="Folder with manifest.json.")],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="The dataset's manifest.")
+    ] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option("--files", metavar="DIR", help="Where the chunks lie.  [default: beside the manifest]"),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes through the dataset.")] = None,
+    target_round: Annotated[int | None, typer.Option("--target-round", help="The final round.")] = None,
+    settings: Annotated[
+        Path | None, typer.Option("--settings", metavar="FILE", help="JSON or TOML with JobSettings.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="What people will call the job.")] = "",
+    request_id: Annotated[
+        str | None, typer.Option("--request-id", help="The same id again gives the job made before.")
+    ] = None,
+    validate_only: Annotated[
+        bool, typer.Option("--validate-only", help="Check everything, upload and make nothing.")
+    ] = False,
+) -> None:
+    """Check a package and its data, upload what is missing, and make a job of them."""
+    import asyncio
+
+    from covey.packages import load, load_dataset
+
+    if epochs is not None and target_round is not None:
+        raise typer.BadParameter("--epochs and --target-round exclude each other; give one")
+    wanted = _settings(settings, changes or [], epochs, target_round)
+    loaded = await asyncio.to_thread(load, package)
+    dataset = await asyncio.to_thread(load_dataset, data, loaded, files) if data is not None else None
+    if validate_only:
+        await _validate_only(client, out, loaded, dataset, wanted, name)
+        return
+    with _upload_bar(out) as progress:
+        job = await client.jobs.create(
+            loaded, dataset, wanted, display_name=name, request_id=request_id, on_progress=progress
+        )
+    out.value(plain(job))
+    out.line(job.job_id)
+
+
+def _settings(
+    file: Path | None, changes: list[str], epochs: int | None, target_round: int | None
+) -> "JobSettings":
+    from covey.settings import parse_settings, read_settings
+
+    value = read_settings(file) if file is not None else {}
+    if epochs is not None or target_round is not None:
+        # The flag decides alone how long the job is, whatever the file said.
+        for key in ("epochs", "rounds", "targetRound", "target_round"):
+            value.pop(key, None)
+        value |= {"epochs": epochs} if epochs is not None else {"targetRound": target_round}
+    return parse_settings(value, changes)
+
+
+async def _validate_only(
+    client: "Client",
+    out: Out,
+    package: "Package",
+    dataset: "Dataset | None",
+    settings: "JobSettings",
+    name: str,
+) -> None:
+    """Prints what the job would be. Files that aren't uploaded yet are no fault: `create` uploads them."""
+    from covey_kit.errors import FailedPrecondition, Reason
+
+    try:
+        job = await client.jobs.create(package, dataset, settings, display_name=name, validate_only=True)
+    except FailedPrecondition as error:
+        if error.reason is not Reason.BLOB_MISSING:
+            raise
+        out.value({"valid": True, "job": None, "missing_files": True})
+        out.line("valid; files that aren't in storage yet are uploaded when the job is made")
+        return
+    out.value({"valid": True, "job": plain(job), "missing_files": False})
+    out.line(f"valid: {job.display_name}, {job.progress.rounds_wanted} rounds")
+
+
+class _upload_bar:  # noqa: N801 - used like a function, as a context manager
+    """A progress bar on stderr while files are sent; nothing when stderr is no terminal."""
+
+    def __init__(self, out: Out) -> None:
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        import sys
+
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            columns = (TextColumn("uploading"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("uploading", total=None)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: "UploadProgress") -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=progress.bytes_done, total=progress.bytes_total)
+
+
+def _command(name: str, summary: str) -> None:
+    """Adds a command that takes a job and shows it afterwards."""
+
+    async def body(client: "Client", out: Out, job: JobArgument) -> None:
+        after = await getattr(client.jobs, name)(job)
+        out.value(plain(after))
+        out.line(f"{after.job_id} is {_state(after)}")
+
+    body.__doc__ = summary
+    body.__name__ = name
+    client_command(app, name, f"covey job {name} digits-4f7k2m9c")(body)
+
+
+_command("start", "Start a job that was created.")
+_command("pause", "Take back what is being worked on and hand out nothing more.")
+_command("resume", "Go on with a paused job.")
+_command("stop", "End a job; its checkpoints stay.")
+
+
+@client_command(app, "delete", "covey job delete digits-4f7k2m9c")
+async def delete(client: "Client", out: Out, job: JobArgument) -> None:
+    """Forget an ended (or never started) job and its checkpoints."""
+    freed = await client.jobs.delete(job)
+    out.value(
+        {"job_id": job, "blobs_deleted": freed.blobs_deleted, "bytes_freed": freed.bytes_freed},
+    )
+    out.line(f"{job} is deleted: {freed.blobs_deleted} files, {size(freed.bytes_freed)}")
+
+
+@client_command(app, "ls", "covey job ls")
+async def ls(client: "Client", out: Out) -> None:
+    """List jobs, the newest first."""
+    jobs = await client.jobs.list()
+    out.value([plain(job) for job in jobs])
+    rows = [
+        (
+            job.job_id,
+            job.display_name,
+            _state(job),
+            f"{job.progress.rounds_done}/{job.progress.rounds_wanted}",
+            f"{job.progress.units_done:,} {job.unit}s",
+            len(job.participants),
+            f"{job.create_time.ToDatetime():%Y-%m-%d %H:%M} UTC",
+        )
+        for job in jobs
+    ]
+    out.table(("JOB", "NAME", "STATE", "#ROUNDS", "#TRAINED", "#PARTICIPANTS", "CREATED"), rows)
+
+
+@client_command(app, "show", "covey job show digits-4f7k2m9c")
+async def show(client: "Client", out: Out, job: JobArgument) -> None:
+    """Show a job as it is now: how far, who takes part, what it waits for."""
+    found = await client.jobs.get(job)
+    out.value(plain(found))
+    _show(out, found)
+
+
+def _show(out: Out, job: "Job") -> None:
+    progress = job.progress
+    latest = job.latest_round if job.HasField("latest_round") else None
+    out.facts(
+        [
+            ("job", job.job_id),
+            ("name", job.display_name),
+            ("package", f"{job.package_name} {job.package_version}"),
+            ("state", _state(job)),
+            ("rounds", f"{progress.rounds_done} of {progress.rounds_wanted}"),
+            (
+                "passes",
+                f"{progress.passes_done} of {progress.passes_wanted}"
+                if progress.HasField("passes_wanted")
+                else None,
+            ),
+            ("trained", f"{progress.units_done:,} {job.unit}s"),
+            ("latest metrics", metric_text(latest.metrics) if latest else None),
+            ("held-out metrics", metric_text(latest.validation_metrics) if latest else None),
+            ("failure", job.failure.message if job.HasField("failure") else None),
+            ("last error", job.last_error.message if job.HasField("last_error") else None),
+        ]
+    )
+    for wait in job.waits:
+        out.line(f"waits: {wait.message}")
+    out.table(
+        ("PARTICIPANT", "NAME", "INVITATION", "CONNECTED", "DOES", "#DONE", "#FAILED"),
+        [
+            (
+                one.participant_id,
+                one.display_name,
+                invitation_word(one.invitation),
+                "yes" if one.connected else "no",
+                stage_word(one.stage),
+                one.assignments_done,
+                one.failures,
+            )
+            for one in job.participants
+        ],
+    )
+
+
+@client_command(app, "watch", "covey job watch digits-4f7k2m9c")
+async def watch(client: "Client", out: Out, job: JobArgument) -> None:
+    """Follow a job until it has ended. With --json: one object a line for each change."""
+    from covey.v1 import job_pb2
+    from covey_kit.errors import FailedPrecondition, Reason
+
+    last, now = "", None
+    async for now in client.jobs.watch(job):
+        out.value(plain(now))
+        text = _line(now)
+        if text != last:
+            out.line(text)
+        last = text
+    if now is not None and now.state == job_pb2.JOB_STATE_FAILED:
+        raise FailedPrecondition(Reason.JOB_STATE, f"{job} failed: {now.failure.message}")
+
+
+def _line(job: "Job") -> str:
+    progress = job.progress
+    parts = [f"{_state(job)}, round {progress.rounds_done} of {progress.rounds_wanted}"]
+    if job.HasField("current_round"):
+        done = sum(1 for one in job.current_round.assignments if one.status == 3)
+        parts.append(
+            f"round {job.current_round.round}: {done} of {len(job.current_round.assignments)} assignments"
+        )
+    if job.HasField("latest_round"):
+        parts.append(metric_text(job.latest_round.metrics) or "")
+        held_out = metric_text(job.latest_round.validation_metrics)
+        parts.append(f"held-out {held_out}" if held_out else "")
+    if job.waits:
+        parts.append(job.waits[0].message)
+    return "; ".join(part for part in parts if part)
+
+
+@client_command(app, "rounds", "covey job rounds digits-4f7k2m9c")
+async def rounds(client: "Client", out: Out, job: JobArgument) -> None:
+    """List a job's finished rounds with training and validation metrics."""
+    found = await client.jobs.rounds(job)
+    out.value([plain(one) for one in found])
+    names = list(dict.fromkeys(m.name for one in found for m in one.metrics))
+    rows = []
+    for one in found:
+        seconds = (one.end_time.ToDatetime() - one.start_time.ToDatetime()).total_seconds()
+        rows.append(
+            (
+                one.round,
+                *(mean_text(one.metrics, name) for name in names),
+                *(mean_text(one.validation_metrics, name) for name in names),
+                f"{one.units:,}",
+                len(one.participant_ids),
+                duration(seconds) if one.HasField("end_time") and one.HasField("start_time") else None,
+                one.checkpoint.sha256[:12],
+            )
+        )
+    columns = ("#ROUND", *(f"#{n}" for n in names), *(f"#held-out {n}" for n in names))
+    out.table((*columns, "#UNITS", "#PARTICIPANTS", "#TIME", "CHECKPOINT"), rows)
+
+
+@client_command(app, "validate", "covey job validate digits-4f7k2m9c --round 3 --wait")
+async def validate(
+    client: "Client",
+    out: Out,
+    job: JobArgument,
+    round_number: RoundOption = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the result.")] = False,
+) -> None:
+    """Evaluate a round's checkpoint on the held-out data."""
+    asked = await client.jobs.validate(job, round_number)
+    if not wait and not asked.done:
+        out.value({"job_id": job, "round": asked.round, "done": False, "metrics": None})
+        out.line(f"round {asked.round} will be validated; see: covey job rounds {job}")
+        return
+    summary = await client.jobs.validation_of(job, asked.round)
+    metrics = {metric.name: mean([metric], metric.name) for metric in summary.validation_metrics}
+    out.value({"job_id": job, "round": asked.round, "done": True, "metrics": metrics})
+    out.line(f"round {asked.round}: {metric_text(summary.validation_metrics)}")
+
+
+def _state(job: "Job") -> str:
+    return state_word(job.state)

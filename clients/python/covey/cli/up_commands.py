@@ -1,0 +1,97 @@
+"""`covey up`: coordinator, storage and diagnostics in one process on one port."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from covey.cli._command import JsonOption, example
+from covey.cli._output import Out
+from covey.context import DEFAULT_ADDRESS
+
+__all__ = ["add_to"]
+
+
+def add_to(root: typer.Typer) -> None:
+    """Adds the command."""
+    root.command(
+        "up", epilog=example("covey up", "covey up --listen 0.0.0.0:7654 --tls-cert c.pem --tls-key k.pem")
+    )(up)
+
+
+def up(
+    listen: Annotated[
+        str,
+        typer.Option("--listen", metavar="HOST:PORT", envvar="COVEY_LISTEN", help="Port 0 picks a free one."),
+    ] = DEFAULT_ADDRESS,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="Where state goes.  [env: COVEY_FOLDER; default: the user's data folder]",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", envvar="COVEY_TLS_CERT", help="PEM certificate chain."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option("--tls-key", metavar="FILE", envvar="COVEY_TLS_KEY", help="PEM private key."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="COVEY_INSECURE", help="Allow plain text beyond loopback.")
+    ] = False,
+    no_remember: Annotated[
+        bool,
+        typer.Option("--no-remember", help="Don't make this the coordinator that other commands talk to."),
+    ] = False,
+    log_level: Annotated[
+        str, typer.Option("--log-level", envvar="COVEY_LOG_LEVEL", help="debug, info, warning or error.")
+    ] = "warning",
+    as_json: JsonOption = False,
+) -> None:
+    """Start a mesh: coordinator, storage and diagnostics in this process, on one port, until Ctrl-C.
+
+    With --json one object is printed when it is ready: address, folder, token_file.
+    """
+    from covey.context import data_folder
+    from covey.demo._processes import tie_to_parent
+    from covey.up import UpOptions, serve
+    from covey_kit.logging import configure
+    from covey_kit.memory import tune_malloc
+    from covey_kit.options import parse_listen
+
+    tie_to_parent()
+    host, port = parse_listen(listen)
+    try:
+        configure(log_level)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-level") from error
+    tune_malloc()
+    out = Out(as_json=as_json)
+    options = UpOptions(
+        host=host,
+        port=port,
+        folder=(folder or data_folder()).absolute(),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        insecure=insecure,
+        remember=not no_remember,
+    )
+
+    def on_ready(address: str, token_file: Path) -> None:
+        out.value({"address": address, "folder": str(options.folder), "token_file": str(token_file)})
+        out.facts(
+            [
+                ("listening on", address),
+                ("state in", options.folder),
+                ("owner's token", token_file),
+                ("join with", f"covey join {address}"),
+            ]
+        )
+        out.line("Ctrl-C stops it; jobs go on where they were at the next start.")
+
+    asyncio.run(serve(options, on_ready))

@@ -1,0 +1,96 @@
+"""Numbers and the contract's enums as people read them. What isn't known is `—`, never 0."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from covey.v1.common_pb2 import MetricValue, Stage
+    from covey.v1.job_pb2 import InvitationState, JobState
+
+__all__ = [
+    "ABSENT",
+    "duration",
+    "invitation_word",
+    "mean",
+    "mean_text",
+    "metric_text",
+    "number",
+    "size",
+    "stage_word",
+    "state_word",
+]
+
+ABSENT = "—"
+"""What stands where something isn't known."""
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Returns a measured value."""
+    return ABSENT if value is None else f"{value:.{digits}f}"
+
+
+def size(count: float | None) -> str:
+    """Returns bytes, such as `1.5 MiB`."""
+    if count is None:
+        return ABSENT
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns seconds, such as `2 m 05 s`."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m"
+
+
+def mean(metrics: "Iterable[MetricValue]", name: str) -> float | None:
+    """Returns a metric's mean over its count; None when it is absent or was measured over nothing."""
+    for metric in metrics:
+        if metric.name == name and metric.HasField("sum") and metric.count > 0:
+            return metric.sum / metric.count
+    return None
+
+
+def mean_text(metrics: "Iterable[MetricValue]", name: str) -> str:
+    """Returns a metric's mean in words."""
+    return number(mean(metrics, name))
+
+
+def metric_text(metrics: "Iterable[MetricValue]") -> str | None:
+    """Returns all metrics in one line, such as `loss 0.2391, accuracy 0.9312`; None when there are none."""
+    metrics = list(metrics)
+    return ", ".join(f"{metric.name} {mean_text([metric], metric.name)}" for metric in metrics) or None
+
+
+def state_word(state: "JobState.ValueType") -> str:
+    """Returns a job's state, such as `running`."""
+    from covey.v1 import job_pb2
+
+    return job_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
+
+
+def invitation_word(state: "InvitationState.ValueType") -> str:
+    """Returns where an invitation stands, such as `accepted`."""
+    from covey.v1 import job_pb2
+
+    return job_pb2.InvitationState.Name(state).removeprefix("INVITATION_STATE_").lower()
+
+
+def stage_word(stage: "Stage.ValueType") -> str:
+    """Returns what a device is doing, such as `training`."""
+    from covey.v1 import common_pb2
+
+    if stage == common_pb2.STAGE_UNSPECIFIED:
+        return ABSENT
+    return common_pb2.Stage.Name(stage).removeprefix("STAGE_").lower()
