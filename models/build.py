@@ -1,6 +1,6 @@
 """Compiles the model packages beside this file and keeps their manifests true.
 
-    python models/build.py [NAME ...]      compile, write model.wasm, refresh sizes and digests in manifest.json
+    python models/build.py [NAME ...]      compile, write model.wasm, refresh manifest.json
     python models/build.py --check [NAME]  compile elsewhere and compare with the files that are there
 
 A package is a folder with `manifest.json` and C sources in `src/`. All of `src/*.c` are compiled into the one
@@ -38,6 +38,7 @@ FLAGS = (
     "-Wall",
     "-Wextra",
     "-Werror",
+    "-Wl,-z,stack-size=65536",  # lies below the data: running over it traps
     "-Wl,--no-entry",
     "-Wl,--strip-all",
 )
@@ -69,8 +70,8 @@ def require_compiler() -> None:
 def compile_module(package: Path, target: Path) -> None:
     """Compiles the sources of `package` into `target`.
 
-    The compiler sees copies at fixed relative paths, in a folder of their own, so that no path of this machine
-    can get into the module.
+    The compiler sees copies at fixed relative paths, in a folder of their own, so that no path of this
+    machine can get into the module.
     """
     with tempfile.TemporaryDirectory(prefix="covey-build-") as scratch:
         root = Path(scratch)
@@ -83,7 +84,13 @@ def compile_module(package: Path, target: Path) -> None:
         # A cache of the build's own: the shared one may belong to another user or be read-only.
         caches = {"ZIG_LOCAL_CACHE_DIR": str(root / "local"), "ZIG_GLOBAL_CACHE_DIR": str(root / "global")}
         done = subprocess.run(
-            command, cwd=root, env=os.environ | caches, capture_output=True, text=True, check=False, timeout=600
+            command,
+            cwd=root,
+            env=os.environ | caches,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
         )
         if done.returncode != 0:
             raise BuildError(f"{package.name}: the compiler failed\n{done.stderr.strip()}")
@@ -110,7 +117,7 @@ def render(manifest: dict[str, Any]) -> str:
 
 
 def refreshed(package: Path, module: Path) -> str:
-    """The package's manifest with the sizes and digests of the files as they are; the module's are `module`'s."""
+    """The package's manifest with the sizes and digests of the files as they are, `module` as its module."""
     manifest = json.loads((package / "manifest.json").read_text())
     for entry in files(manifest):
         path = module if entry is manifest["module"] else package / entry["fileName"]
@@ -145,7 +152,7 @@ def check(package: Path) -> str:
         if made != found:
             wrong.append(f"{name} isn't what the sources compile to: expected sha256 {made}, found {found}")
         if refreshed(package, fresh) != text:
-            wrong.append("manifest.json doesn't have the sizes and digests of its files, or isn't formatted as we write it")
+            wrong.append("manifest.json doesn't have the sizes and digests of its files, or our formatting")
     if wrong:
         raise BuildError(f"{package.name}: {'; '.join(wrong)}. Run: python models/build.py {package.name}")
     return f"{package.name}: {name} is what its sources compile to"

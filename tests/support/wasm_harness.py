@@ -1,4 +1,4 @@
-"""A host for one package module, as small as ABI 1 allows: what tests and kernel benchmarks run packages with."""
+"""A host for one package module, as small as ABI 1 allows, for tests and kernel benchmarks."""
 
 import struct
 from pathlib import Path
@@ -78,7 +78,14 @@ class WasmModule:
             self.call("free", pointer, len(data))
 
     def configure(
-        self, own: list[float], *, seed: int = 1, batch: int = 32, rate: float = 0.1, epochs: int = 1, version: int = 1
+        self,
+        own: list[float],
+        *,
+        seed: int = 1,
+        batch: int = 32,
+        rate: float = 0.1,
+        epochs: int = 1,
+        version: int = 1,
     ) -> None:
         """Sends a configuration; `own` are the model's own hyperparameters in manifest order."""
         head = struct.pack("<IIqdII", version, batch, seed, rate, epochs, len(own))

@@ -6,6 +6,7 @@
 
 typedef float float4 __attribute__((vector_size(16)));
 
+#define GREY (1.0f / 255.0f) /* what a pixel's byte is multiplied by */
 #define BLOCK 32 /* columns whose sums a kernel holds at once */
 #define VECTORS (BLOCK / 4)
 
@@ -92,7 +93,7 @@ void network_gather(const chunk *data, const uint32_t *which, uint32_t count, ui
         for (uint32_t i = data->starts[which[e]]; i < last; i++) {
             uint32_t y = (data->ink[i] >> 16) + down, x = (data->ink[i] >> 8 & 255) + right;
             if (y >= ROWS || x >= COLUMNS) continue;
-            work->terms[found++] = (term){(y * COLUMNS + x) * HIDDEN, (float)(data->ink[i] & 255) / 255.0f};
+            work->terms[found++] = (term){(y * COLUMNS + x) * HIDDEN, (float)(data->ink[i] & 255) * GREY};
         }
     }
     work->starts[count] = found;
@@ -117,7 +118,7 @@ void network_forward_image(const network *net, const uint8_t *image, float score
     static term terms[PIXELS];
     uint32_t inked = 0;
     for (uint32_t p = 0; p < PIXELS; p++) {
-        if (image[p]) terms[inked++] = (term){p * HIDDEN, (float)image[p] / 255.0f};
+        if (image[p]) terms[inked++] = (term){p * HIDDEN, (float)image[p] * GREY};
     }
     hidden_layer(net, terms, inked, hidden);
     pad_output(net, padded);

@@ -73,7 +73,7 @@ def mix(seed: int, index: int) -> int:
 
 
 def draw(labels: bytes, limit: int, seed: int) -> list[list[int]]:
-    """`limit` examples, each class with its share of the file: a list of indices for each class, in drawn order."""
+    """`limit` examples, each class with its share of the file: for each class its indices in drawn order."""
     classes = max(labels) + 1 if labels else 0
     drawn: list[list[int]] = [[] for _ in range(classes)]
     for index in sorted(range(len(labels)), key=lambda i: (mix(seed, i), i)):
@@ -87,7 +87,7 @@ def draw(labels: bytes, limit: int, seed: int) -> list[list[int]]:
 
 
 def deal(drawn: list[list[int]], chunks: int, seed: int) -> list[list[int]]:
-    """Deals the classes round and round, so that sizes and classes of the chunks differ by one at most; then mixes each."""
+    """Deals class by class: chunks differ by one at most in size and in each class. Then mixes each."""
     dealt: list[list[int]] = [[] for _ in range(chunks)]
     for position, index in enumerate(index for members in drawn for index in members):
         dealt[position % chunks].append(index)
@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
     parser.add_argument("images", type=Path, help="IDX file of images (3 dimensions), may be gzipped")
     parser.add_argument("labels", type=Path, help="IDX file of labels (1 dimension), may be gzipped")
-    parser.add_argument("out", type=Path, help="folder for dataset.json and train/, or the file with --single")
+    parser.add_argument("out", type=Path, help="folder for dataset.json and train/; with --single the file")
     many = parser.add_mutually_exclusive_group()
     many.add_argument("--chunks", type=int, default=32, help="number of chunks (default 32)")
     many.add_argument("--chunk-size", type=int, help="examples of a chunk, instead of their number")
