@@ -92,6 +92,7 @@ class Reason(StrEnum):
     WORKER_DIED = "WORKER_DIED"
     RESULT_NOT_FINITE = "RESULT_NOT_FINITE"
     DEVICE = "DEVICE"
+    SHADER_INVALID = "SHADER_INVALID"
 
 
 @dataclass(frozen=True)

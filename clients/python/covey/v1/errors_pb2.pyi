@@ -128,6 +128,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The weights or metrics that the module made aren't finite."""
     ERROR_REASON_DEVICE: _ErrorReason.ValueType  # 129
     """The device can't do this work (disk full, file lost); not the package's fault."""
+    ERROR_REASON_SHADER_INVALID: _ErrorReason.ValueType  # 130
+    """The shader archive, its plan or a shader can't be used: the zip, the JSON, a name, a size or the WGSL is wrong. All violations are
+    in the details or the message, with their place in the plan.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Value of `google.rpc.ErrorInfo.reason` in the details of every error, without
@@ -241,4 +245,8 @@ ERROR_REASON_RESULT_NOT_FINITE: ErrorReason.ValueType  # 128
 """The weights or metrics that the module made aren't finite."""
 ERROR_REASON_DEVICE: ErrorReason.ValueType  # 129
 """The device can't do this work (disk full, file lost); not the package's fault."""
+ERROR_REASON_SHADER_INVALID: ErrorReason.ValueType  # 130
+"""The shader archive, its plan or a shader can't be used: the zip, the JSON, a name, a size or the WGSL is wrong. All violations are
+in the details or the message, with their place in the plan.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
