@@ -157,10 +157,11 @@ def _wrong(source: Path, text: str) -> InvalidArgument:
 
 def _read_npy(source: Path) -> npt.NDArray[np.generic]:
     try:
-        found = np.load(source, allow_pickle=False)
+        with source.open("rb") as file:
+            found: npt.NDArray[np.generic] = np.lib.format.read_array(file, allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise _wrong(source, f"isn't an .npy array: {error}") from error
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
+    if found.dtype.kind not in "biuf":
         raise _wrong(source, "expected an array of numbers")
     return found
 

@@ -22,6 +22,9 @@ def report(error: BaseException, *, as_json: bool) -> int:
         traceback.print_exception(error)
     if isinstance(error, CoveyError):
         _covey_error(error, as_json=as_json)
+    elif isinstance(error, ModuleNotFoundError):
+        text = f"{error.name} isn't installed, and this command needs it; install covey[all]"
+        _print("NOT_INSTALLED", text, as_json=as_json)
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         _print("OS_ERROR", f"{where}{error.strerror or error}", as_json=as_json)
