@@ -31,7 +31,8 @@ FUNCTIONS: dict[str, str] = {
     "covey_initialize": "(param $seed i64) (result i32) (local $i i32)",
     "covey_load": "(param $at i32) (param $bytes i32) (result i32)",
     "covey_begin": "(param $phase i32) (param $first i64) (param $units i32) (result i32)",
-    "covey_step": "(result i32) (local $i i32) (local $w i32) (local $x f32) (local $scaled f32) (local $n i32)",
+    "covey_step": "(result i32) (local $i i32) (local $w i32) (local $x f32) (local $n i32)"
+    " (local $scaled f32)",
     "covey_metrics": "(result i32)",
     "covey_predict": "(param $in i32) (param $in_bytes i32) (param $out i32) (param $room i32) (result i32)"
     " (local $i i32)",
@@ -146,7 +147,7 @@ class Variant:
 
 
 ENDLESS = "(loop $forever (br $forever)) (unreachable)"
-GROW = "(loop $more (br_if $more (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))"
+GROW = "(loop $more (br_if $more (i32.ne (memory.grow (i32.const 1)) (i32.const -1))))"
 
 VARIANTS: dict[str, Variant] = {
     "adder": Variant(),
@@ -182,7 +183,12 @@ VARIANTS: dict[str, Variant] = {
     "infinite-weights": Variant(
         {"covey_initialize": "(f32.store (i32.const {weights_at}) (f32.const inf)) (i32.const 0)"},
     ),
-    "nan-metric": Variant({"covey_step": "(f64.store (i32.const 2048) (f64.const nan)) (i32.const 0)"}),
+    "nan-metric": Variant(
+        {
+            "covey_step": "(f64.store (i32.const 2056) (f64.const 1))"
+            " (f64.store (i32.const 2048) (f64.const nan)) (i32.const 0)"
+        }
+    ),
     "negative-count": Variant({"covey_step": "(f64.store (i32.const 2056) (f64.const -1)) (i32.const 0)"}),
     "weights-outside": Variant({"covey_weights": "(i32.const -16)"}),
     "weights-unaligned": Variant({"covey_weights": "(i32.const 4097)"}),
@@ -249,7 +255,7 @@ def wasm(variant: str = "adder", *, weights: int = 8) -> bytes:
 
 
 def large_wasm(weights: int) -> bytes:
-    """Returns an adder whose step changes only its first and last weight: for tests of memory and transfer."""
+    """Returns an adder that changes only its first and last weight: for tests of memory and transfer."""
     last = WEIGHTS_AT + 4 * (weights - 1)
     text = wat(weights=weights)
     head, found, tail = text.partition("(func $covey_step")
@@ -330,7 +336,7 @@ def write_package(
     validation_units: int | None = None,
     **changes: Any,
 ) -> WatPackage:
-    """Writes `manifest.json`, `model.wasm`, perhaps `validation.bin`, and `data/` with its manifest and chunks.
+    """Writes the package, perhaps with `validation.bin`, and `data/` with dataset manifest and chunks.
 
     Chunk k holds the units k + 1, k + 1.25, k + 1.5, …: exact in f32, and no two chunks are alike.
     """

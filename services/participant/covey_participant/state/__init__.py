@@ -1,0 +1,1 @@
+"""What the device keeps in its folder: identity, settings, cached blobs."""
