@@ -78,6 +78,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A metric is unknown, missing or not finite."""
     ERROR_REASON_ROUND_NOT_FOUND: _ErrorReason.ValueType  # 50
     """The round isn't there (yet)."""
+    ERROR_REASON_SESSION_REPLACED: _ErrorReason.ValueType  # 51
+    """The participant opened another command stream; this one is over. Don't join again because of it."""
     ERROR_REASON_CHECKPOINT_NOT_FOUND: _ErrorReason.ValueType  # 60
     """No such checkpoint."""
     ERROR_REASON_CHECKPOINT_INVALID: _ErrorReason.ValueType  # 61
@@ -195,6 +197,8 @@ ERROR_REASON_METRIC_INVALID: ErrorReason.ValueType  # 49
 """A metric is unknown, missing or not finite."""
 ERROR_REASON_ROUND_NOT_FOUND: ErrorReason.ValueType  # 50
 """The round isn't there (yet)."""
+ERROR_REASON_SESSION_REPLACED: ErrorReason.ValueType  # 51
+"""The participant opened another command stream; this one is over. Don't join again because of it."""
 ERROR_REASON_CHECKPOINT_NOT_FOUND: ErrorReason.ValueType  # 60
 """No such checkpoint."""
 ERROR_REASON_CHECKPOINT_INVALID: ErrorReason.ValueType  # 61
