@@ -1,0 +1,1 @@
+"""What storage decides, in plain Python: who may read, when a write counts, what may be deleted."""
