@@ -35,7 +35,7 @@ static inline float covey_random_float(uint64_t key, uint64_t index) {
     return (float)(covey_random_bits(key, index) >> 40) * 0x1p-24f;
 }
 
-/* Uniform in [0, bound), bound >= 1: the high half of a 32 x 32 bit product; its bias is below 2^-32 * bound. */
+/* Uniform in [0, bound), bound >= 1: the high half of a product; biased by less than bound / 2^32. */
 static inline uint32_t covey_random_below(uint64_t key, uint64_t index, uint32_t bound) {
     return (uint32_t)(((covey_random_bits(key, index) >> 32) * bound) >> 32);
 }

@@ -42,21 +42,23 @@ int32_t covey_fail(int32_t status, const char *format, ...);
  * forbids it. Large copies in package code become memory.copy and memory.fill and don't come here.
  */
 
-__attribute__((no_builtin("memset"))) void *memset(void *target, int value, size_t bytes) {
+__attribute__((no_builtin("memset")))
+void *memset(void *target, int value, size_t bytes) {
     unsigned char *to = target;
     for (size_t i = 0; i < bytes; i++) to[i] = (unsigned char)value;
     return target;
 }
 
-__attribute__((no_builtin("memcpy", "memmove"))) void *memcpy(void *restrict target, const void *restrict source,
-                                                              size_t bytes) {
+__attribute__((no_builtin("memcpy", "memmove")))
+void *memcpy(void *restrict target, const void *restrict source, size_t bytes) {
     unsigned char *to = target;
     const unsigned char *from = source;
     for (size_t i = 0; i < bytes; i++) to[i] = from[i];
     return target;
 }
 
-__attribute__((no_builtin("memcpy", "memmove"))) void *memmove(void *target, const void *source, size_t bytes) {
+__attribute__((no_builtin("memcpy", "memmove")))
+void *memmove(void *target, const void *source, size_t bytes) {
     unsigned char *to = target;
     const unsigned char *from = source;
     if ((uintptr_t)to < (uintptr_t)from) {
@@ -67,7 +69,8 @@ __attribute__((no_builtin("memcpy", "memmove"))) void *memmove(void *target, con
     return target;
 }
 
-__attribute__((no_builtin("memcmp"))) int memcmp(const void *left, const void *right, size_t bytes) {
+__attribute__((no_builtin("memcmp")))
+int memcmp(const void *left, const void *right, size_t bytes) {
     const unsigned char *a = left, *b = right;
     for (size_t i = 0; i < bytes; i++) {
         if (a[i] != b[i]) return a[i] < b[i] ? -1 : 1;

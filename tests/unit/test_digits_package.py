@@ -324,8 +324,8 @@ IMAGE = (
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "header of 20 bytes, this one has 0"),
-        (chunk()[:19], "this one has 19"),
+        (b"", "header has 20 bytes, this chunk has 0"),
+        (chunk()[:19], "this chunk has 19"),
         (chunk(magic=b"DIGX"), "DIGS"),
         (chunk(version=2), "version 2, expected 1"),
         (chunk(rows=27), "27 x 28"),
@@ -338,8 +338,8 @@ IMAGE = (
         (chunk(IMAGE[:-1]), "ends after 773 of 784"),
         (chunk(b"\x0a" + BLANK), "label 10"),
         (chunk(b"\xff" + BLANK), "label 255"),
-        (chunk(b"\0" + bytes((127,)) * 7), "crosses the end"),
-        (chunk(b"\0" + bytes((127,)) * 5 + b"\x7f\x90" + bytes(17)), "crosses the end"),
+        (chunk(b"\0" + bytes((127,)) * 7), "crosses its end"),
+        (chunk(b"\0" + bytes((127,)) * 5 + b"\x7f\x90" + bytes(17)), "crosses its end"),
         (chunk(b"\0" + bytes((127,)) * 5 + b"\x7f\x8f" + bytes(15)), "ends within a run of 16"),
     ],
 )

@@ -9,7 +9,7 @@ static uint32_t read_u32(const uint8_t *at) {
 
 static int32_t check_header(const uint8_t *bytes, uint32_t length) {
     if (length < CHUNK_HEADER_BYTES) {
-        return covey_fail(COVEY_BAD_DATA, "a digits-v1 chunk has a header of %u bytes, this one has %u bytes in all",
+        return covey_fail(COVEY_BAD_DATA, "a digits-v1 header has %u bytes, this chunk has %u in all",
                           CHUNK_HEADER_BYTES, length);
     }
     if (bytes[0] != 'D' || bytes[1] != 'I' || bytes[2] != 'G' || bytes[3] != 'S') {
@@ -22,8 +22,8 @@ static int32_t check_header(const uint8_t *bytes, uint32_t length) {
         return covey_fail(COVEY_BAD_DATA, "images of %u x %u pixels, expected 28 x 28", rows, columns);
     }
     if (count > (length - CHUNK_HEADER_BYTES) / IMAGE_LEAST_BYTES) {
-        return covey_fail(COVEY_BAD_DATA, "the header announces %u images, more than %u bytes can hold", count,
-                          length - CHUNK_HEADER_BYTES);
+        return covey_fail(COVEY_BAD_DATA, "the header announces %u images, more than %u bytes can hold",
+                          count, length - CHUNK_HEADER_BYTES);
     }
     return COVEY_OK;
 }
@@ -32,8 +32,8 @@ static int32_t check_header(const uint8_t *bytes, uint32_t length) {
  * Reads image `number` at bytes[*at], moves *at behind it and adds its inked pixels to *inked; writes
  * them to `ink` unless that is null. Leaves *at within `length` whatever happens.
  */
-static int32_t read_image(const uint8_t *bytes, uint32_t length, uint32_t number, uint32_t *at, uint32_t *inked,
-                          uint32_t *ink) {
+static int32_t read_image(const uint8_t *bytes, uint32_t length, uint32_t number, uint32_t *at,
+                          uint32_t *inked, uint32_t *ink) {
     uint32_t position = *at, found = *inked, pixel = 0;
     if (position >= length) {
         return covey_fail(COVEY_BAD_DATA, "image %u: the chunk ends before it", number);
@@ -44,17 +44,19 @@ static int32_t read_image(const uint8_t *bytes, uint32_t length, uint32_t number
     }
     while (pixel < PIXELS) {
         if (position >= length) {
-            return covey_fail(COVEY_BAD_DATA, "image %u: the chunk ends after %u of %u pixels", number, pixel, PIXELS);
+            return covey_fail(COVEY_BAD_DATA, "image %u: the chunk ends after %u of %u pixels", number, pixel,
+                              PIXELS);
         }
         uint32_t code = bytes[position++];
         uint32_t run = code < 128 ? code + 1 : code - 127;
         if (run > PIXELS - pixel) {
-            return covey_fail(COVEY_BAD_DATA, "image %u: a run of %u pixels at pixel %u crosses the end of the image",
+            return covey_fail(COVEY_BAD_DATA, "image %u: a run of %u pixels at pixel %u crosses its end",
                               number, run, pixel);
         }
         if (code >= 128) {
             if (run > length - position) {
-                return covey_fail(COVEY_BAD_DATA, "image %u: the chunk ends within a run of %u pixels", number, run);
+                return covey_fail(COVEY_BAD_DATA, "image %u: the chunk ends within a run of %u pixels",
+                                  number, run);
             }
             for (uint32_t i = 0; i < run; i++) {
                 uint32_t value = bytes[position + i];
@@ -95,7 +97,9 @@ int32_t chunk_decode(chunk *into, const uint8_t *bytes, uint32_t length) {
     uint64_t words = (uint64_t)count + 1 + inked;
     uint64_t needed = words * sizeof(uint32_t) + count;
     uint32_t *block = needed <= UINT32_MAX ? covey_alloc((uint32_t)needed) : 0;
-    if (!block) return covey_fail(COVEY_NO_MEMORY, "no memory for %u images with %u inked pixels", count, inked);
+    if (!block) {
+        return covey_fail(COVEY_NO_MEMORY, "no memory for %u images with %u inked pixels", count, inked);
+    }
     uint32_t *starts = block, *ink = block + count + 1;
     uint8_t *labels = (uint8_t *)(block + words);
     uint32_t at = CHUNK_HEADER_BYTES, found = 0;

@@ -59,7 +59,8 @@ static int32_t check_config(const covey_config *c, const double *values) {
         return covey_fail(COVEY_BAD_ARGUMENT, "batchSize is %u, expected 1 to %u", c->batch_size, BATCH_MOST);
     }
     if (c->local_epochs < 1 || c->local_epochs > EPOCHS_MOST) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "localEpochs is %u, expected 1 to %u", c->local_epochs, EPOCHS_MOST);
+        return covey_fail(COVEY_BAD_ARGUMENT, "localEpochs is %u, expected 1 to %u", c->local_epochs,
+                          EPOCHS_MOST);
     }
     if (!within(c->learning_rate, 1e-6, 10.0)) {
         return covey_fail(COVEY_BAD_ARGUMENT, "learningRate is out of bounds, expected 1e-6 to 10");
@@ -106,7 +107,7 @@ int32_t covey_configure(const void *bytes, uint32_t length) {
         return covey_fail(COVEY_BAD_ARGUMENT, "configuration version %u, expected 1", next.version);
     }
     if (next.hyperparameter_count != OWN_HYPERPARAMETERS || length != sizeof next + sizeof values) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "%u hyperparameters in %u bytes, expected momentum and shift in %u",
+        return covey_fail(COVEY_BAD_ARGUMENT, "%u hyperparameters in %u bytes, expected 2 in %u",
                           next.hyperparameter_count, length, (uint32_t)(sizeof next + sizeof values));
     }
     memcpy(values, (const uint8_t *)bytes + sizeof next, sizeof values);
@@ -152,12 +153,13 @@ int32_t covey_begin(int32_t wanted, int64_t first, int32_t count) {
     end_phase();
     memset(metrics, 0, sizeof metrics);
     if (wanted != COVEY_TRAIN && wanted != COVEY_EVALUATE) {
-        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows TRAIN (1) and EVALUATE (2)", wanted);
+        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows TRAIN (1), EVALUATE (2)", wanted);
     }
-    if (!configured) return covey_fail(COVEY_BAD_STATE, "covey_begin before a covey_configure that succeeded");
-    if (!loaded) return covey_fail(COVEY_BAD_STATE, "covey_begin before a covey_load that succeeded");
+    if (!configured) return covey_fail(COVEY_BAD_STATE, "covey_begin before a successful covey_configure");
+    if (!loaded) return covey_fail(COVEY_BAD_STATE, "covey_begin before a successful covey_load");
     if (first < 0 || count < 0 || first > data.count || (uint32_t)count > data.count - (uint32_t)first) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "the units asked for aren't within the %u that are loaded", data.count);
+        return covey_fail(COVEY_BAD_ARGUMENT, "the units asked for aren't within the %u that are loaded",
+                          data.count);
     }
     order = covey_alloc((uint32_t)count * (uint32_t)sizeof *order);
     if (!order) return covey_fail(COVEY_NO_MEMORY, "no memory for the order of %u units", (uint32_t)count);
@@ -178,8 +180,8 @@ static int32_t score_batch(const uint32_t *which, uint32_t count) {
         float of_label = scores[label];
         float loss = network_softmax(scores) - of_label;
         if (!(loss - loss == 0.0f)) {
-            return covey_fail(COVEY_DIVERGED, "the loss of image %u isn't finite: the weights have grown too large; "
-                              "a lower learningRate may help", which[e]);
+            return covey_fail(COVEY_DIVERGED, "the loss of image %u isn't finite: the weights have grown too "
+                              "large; a lower learningRate may help", which[e]);
         }
         scores[label] -= 1.0f;
         metrics[LOSS_SUM] += loss;
@@ -197,7 +199,7 @@ static int32_t units_left(void) {
 }
 
 int32_t covey_step(void) {
-    if (phase == 0) return covey_fail(COVEY_BAD_STATE, "covey_step without a covey_begin that succeeded");
+    if (phase == 0) return covey_fail(COVEY_BAD_STATE, "covey_step without a successful covey_begin");
     int32_t left = units_left();
     if (left == 0) return 0;
     if (position == units) {
@@ -209,7 +211,8 @@ int32_t covey_step(void) {
     uint32_t count = units - position < slice ? units - position : slice;
     const uint32_t *which = order + position;
     uint32_t shift = phase == COVEY_TRAIN ? (uint32_t)own[SHIFT] : 0;
-    network_gather(&data, which, count, covey_random_key(config.seed, STREAM_SHIFT + 2 * epoch), shift, &work);
+    uint64_t shift_key = covey_random_key(config.seed, STREAM_SHIFT + 2 * epoch);
+    network_gather(&data, which, count, shift_key, shift, &work);
     network_forward(&weights, count, &work);
     int32_t status = score_batch(which, count);
     if (status < 0) {
@@ -232,13 +235,13 @@ int32_t covey_predict(const void *image, uint32_t length, void *output, uint32_t
         return covey_fail(COVEY_BAD_ARGUMENT, "an image has %u bytes, this one has %u", PIXELS, length);
     }
     if (capacity < sizeof scores) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "probabilities need %u bytes, there are %u", (uint32_t)sizeof scores,
-                          capacity);
+        return covey_fail(COVEY_BAD_ARGUMENT, "probabilities need %u bytes, there are %u",
+                          (uint32_t)sizeof scores, capacity);
     }
     network_forward_image(&weights, image, scores);
     float normaliser = network_softmax(scores);
     if (!(normaliser - normaliser == 0.0f)) {
-        return covey_fail(COVEY_DIVERGED, "the probabilities aren't finite: the weights are too large or not finite");
+        return covey_fail(COVEY_DIVERGED, "the probabilities aren't finite: the weights are too large");
     }
     memcpy(output, scores, sizeof scores);
     return (int32_t)sizeof scores;

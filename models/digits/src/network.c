@@ -58,7 +58,8 @@ static void pad_output(const network *net, float padded[HIDDEN][SCORES]) {
 }
 
 /* Logits of four examples. */
-static void output_layer(const network *net, const float padded[HIDDEN][SCORES], const float *hidden, float *scores) {
+static void output_layer(const network *net, const float padded[HIDDEN][SCORES], const float *hidden,
+                         float *scores) {
     float4 sum[4][3];
     for (int v = 0; v < 3; v++) {
         float4 bias = {0};
@@ -83,7 +84,7 @@ void network_gather(const chunk *data, const uint32_t *which, uint32_t count, ui
                     workspace *work) {
     uint32_t found = 0;
     for (uint32_t e = 0; e < count; e++) {
-        uint32_t down = 0, right = 0; /* modulo 2^32: a move up or left wraps, and then fails the bounds check */
+        uint32_t down = 0, right = 0; /* modulo 2^32: what leaves up or left fails the check too */
         if (shift) {
             down = covey_random_below(key, 2ull * which[e], 2 * shift + 1) - shift;
             right = covey_random_below(key, 2ull * which[e] + 1, 2 * shift + 1) - shift;
@@ -182,12 +183,13 @@ static void hidden_gradient(const network *net, uint32_t count, workspace *work)
     }
 }
 
-static void descend_output(network *net, network *velocity, const float gradient[HIDDEN][SCORES], uint32_t count,
-                           descent step, const workspace *work) {
+static void descend_output(network *net, network *velocity, const float gradient[HIDDEN][SCORES],
+                           uint32_t count, descent step, const workspace *work) {
     float scale = 1.0f / (float)count;
     for (uint32_t k = 0; k < HIDDEN; k++) {
         for (uint32_t c = 0; c < CLASSES; c++) {
-            descend_one(&net->output_weight[k][c], &velocity->output_weight[k][c], gradient[k][c] * scale, step);
+            float *weight = &net->output_weight[k][c], *speed = &velocity->output_weight[k][c];
+            descend_one(weight, speed, gradient[k][c] * scale, step);
         }
     }
     for (uint32_t c = 0; c < CLASSES; c++) {
@@ -220,8 +222,8 @@ static void sort_by_pixel(uint32_t count, uint32_t ends[PIXELS], workspace *work
 }
 
 /* Gradient of the hidden weights, pixel by pixel, and their step at once: no gradient is stored. */
-static void descend_hidden(network *net, network *velocity, const uint32_t ends[PIXELS], uint32_t count, descent step,
-                           const workspace *work) {
+static void descend_hidden(network *net, network *velocity, const uint32_t ends[PIXELS], uint32_t count,
+                           descent step, const workspace *work) {
     float4 scale = splat(1.0f / (float)count), rate = splat(step.rate);
     float4 momentum = splat(step.momentum);
     for (uint32_t p = 0; p < PIXELS; p++) {
