@@ -46,6 +46,11 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def names_in(folder: Path) -> list[str]:
+    """Returns what lies in a folder."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 @functools.cache
 def _expected() -> dict[str, str]:
     """Digests that the tests of this session found for `ROUNDS` rounds; the first one sets them."""
@@ -110,16 +115,14 @@ async def test_a_demo_whose_process_is_killed_ends_with_the_same_bytes(tmp_path:
 
 
 def _round_begun(folder: Path) -> bool:
-    """Says whether the demo's coordinator has put the first trained round into storage: it is past round 0."""
-    blobs = [
-        p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 400_000 and "storage" in p.parts
-    ]
-    return len(blobs) >= 3  # the held-out file, round 0, round 1
+    """Says whether the first trained round is in storage."""
+    large = [p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 400_000]
+    return len([p for p in large if "storage" in p.parts]) >= 3  # the held-out file, round 0, round 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C or SIGTERM in the middle: one line, the conventional exit code, no process, no temporary folder."""
+    """Ctrl-C or SIGTERM: one line, the conventional exit code, no process, no temporary folder."""
     environment = dict(os.environ) | {"TMPDIR": str(tmp_path)}
     pid_file = tmp_path / "pids.json"
     process = await asyncio.create_subprocess_exec(
@@ -140,7 +143,7 @@ async def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert b"Traceback" not in err
     await eventually(lambda: processes_with(str(tmp_path)) == [], 10, "no process is left", 0.1)
-    assert os.listdir(tmp_path) == ["pids.json"]
+    assert names_in(tmp_path) == ["pids.json"]
 
 
 async def test_children_of_a_killed_demo_end_by_themselves(tmp_path: Path) -> None:
@@ -221,9 +224,8 @@ async def test_the_one_process_killed_and_started_again_changes_no_byte(tmp_path
     """The same with coordinator and storage in one process, twice in a row."""
     async with training(tmp_path, 2, "one process") as (mesh, client, job):
         for number in (1, 3):
-            await eventually(
-                lambda n=number: _in_round(client, job, n), 90, f"round {number} is worked on", 0.01
-            )
+            begun = functools.partial(_in_round, client, job, number)
+            await eventually(begun, 90, f"round {number} is worked on", 0.01)
             await mesh.coordinator.kill()
             await mesh.start_server(mesh.coordinator)
 
