@@ -28,6 +28,7 @@ from covey_kit.files import sync_folder
 from covey_kit.limits import BULK_BYTES
 from covey_kit.policy import policies
 from covey_kit.status import rpc_errors
+from covey_kit.uploads import Upload
 
 __all__ = [
     "BULK_BYTES",
@@ -161,26 +162,24 @@ async def _write(channel: grpc.aio.Channel, upload: _Upload) -> bool:
 
 
 async def _send(stub: storage_service_pb2_grpc.StorageServiceStub, upload: _Upload, offset: int) -> bool:
-    call = stub.WriteBlob()
+    stream = Upload(stub.WriteBlob())
     try:
-        try:
-            header = storage_service_pb2.WriteBlobHeader(
-                blob=common_pb2.BlobRef(sha256=upload.sha256, size_bytes=upload.size), offset=offset
-            )
-            await call.write(storage_service_pb2.WriteBlobRequest(header=header))
-            async with aclosing(upload.blocks(offset)) as blocks:
-                async for block in blocks:
-                    await call.write(storage_service_pb2.WriteBlobRequest(data=block))
-                    offset += len(block)
-                    upload.moved(offset)
-            await call.done_writing()
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            pass  # it answered before it had everything; the answer says why
-        response = await call
+        header = storage_service_pb2.WriteBlobHeader(
+            blob=common_pb2.BlobRef(sha256=upload.sha256, size_bytes=upload.size), offset=offset
+        )
+        goes_on = await stream.write(storage_service_pb2.WriteBlobRequest(header=header))
+        async with aclosing(upload.blocks(offset)) as blocks:
+            async for block in blocks:
+                if not goes_on:
+                    break
+                goes_on = await stream.write(storage_service_pb2.WriteBlobRequest(data=block))
+                offset += len(block)
+                upload.moved(offset)
+        response = await stream.finish()
     finally:
-        call.cancel()
+        stream.cancel()
     upload.moved(upload.size)
-    return bool(response.already_existed)
+    return response.already_existed
 
 
 # ---------------------------------------------------------------- reading
