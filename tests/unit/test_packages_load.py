@@ -196,8 +196,8 @@ def test_a_file_name_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path
     assert "secret" not in found["module.fileName"]
 
 
-def test_one_name_for_two_contents_is_refused(tmp_path: Path) -> None:
-    """Files are uploaded by name: a name means one content."""
+def test_one_name_for_two_fields_is_refused(tmp_path: Path) -> None:
+    """Files are uploaded by name: a name stands for one field."""
     manifest = write_package(tmp_path)
     manifest["auxiliaryWeights"][0] |= {"fileName": "validation.bin"}
     save(tmp_path, manifest)

@@ -34,11 +34,13 @@ class Server:
         address: `HOST:PORT`.
         token_file: file with the owner's (or viewer's) token; None when none is known.
         origin: in words, where the address came from.
+        root_cert: PEM certificates to trust; None: it speaks plain text, as far as is known.
     """
 
     address: str
     token_file: Path | None
     origin: str
+    root_cert: Path | None = None
 
     def token(self) -> str | None:
         """Reads the token; None when there is no token file.
@@ -103,13 +105,17 @@ def _write(known: dict[str, Any]) -> None:
     write_secret(config_folder() / "servers.json", (json.dumps(known, indent=2) + "\n").encode())
 
 
-def remember(address: str, token_file: Path, folder: Path) -> None:
+def remember(address: str, token_file: Path, folder: Path, root_cert: Path | None = None) -> None:
     """Makes `address` the current coordinator. An unreadable `servers.json` is replaced."""
     try:
         known = _read()
     except InvalidArgument:
         known = {"servers": {}}
-    known["servers"][address] = {"tokenFile": str(token_file.resolve()), "folder": str(folder.resolve())}
+    entry = {"tokenFile": str(token_file.resolve()), "folder": str(folder.resolve())}
+    if root_cert is not None:
+        entry["rootCert"] = str(root_cert.resolve())
+    known["servers"].pop(address, None)  # the newest stands last
+    known["servers"][address] = entry
     known["current"] = address
     _write(known)
 
@@ -150,11 +156,11 @@ def resolve(address: str | None = None, token_file: Path | str | None = None) ->
     if not wanted:
         wanted, origin = DEFAULT_ADDRESS, "the default"
     check_address(wanted)
-    file = token_file or os.environ.get(TOKEN_FILE_VARIABLE) or None
-    if file is None:
-        entry = known["servers"].get(wanted)
-        file = entry.get("tokenFile") if isinstance(entry, dict) else None
-    return Server(wanted, Path(file) if file is not None else None, origin)
+    entry = known["servers"].get(wanted)
+    entry = entry if isinstance(entry, dict) else {}
+    file = token_file or os.environ.get(TOKEN_FILE_VARIABLE) or entry.get("tokenFile")
+    root_cert = entry.get("rootCert")
+    return Server(wanted, Path(file) if file else None, origin, Path(root_cert) if root_cert else None)
 
 
 def check_address(address: str, *, port_zero: bool = False) -> tuple[str, int]:

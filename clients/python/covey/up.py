@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from covey import context
+import grpc.aio
 from covey_coordinator.app import CoordinatorApp, CoordinatorSettings
+
+from covey import context
 from covey_diagnostics.app import DiagnosticsApp, DiagnosticsSettings
+from covey_kit.addresses import split
 from covey_kit.errors import InvalidArgument, Reason
 from covey_kit.folders import FolderLock
 from covey_kit.serve import Host, ServeOptions, Service, run_until_signal
@@ -55,30 +58,65 @@ async def serve(options: UpOptions, on_ready: Callable[[str, Path], None]) -> No
         home = options.folder / "coordinator"
         key = SigningKey.load_or_create(home / "signing-key.pem")
         owner_token = home / "owner.token"
+        verifier = Verifier([key.public_pem])
         services: list[Service] = []
         try:
-            services.append(await StorageApp.open(StorageSettings(folder=options.folder / "storage")))
+            storage = await StorageApp.open(StorageSettings(folder=options.folder / "storage"))
+            services.append(storage)
             services.append(await DiagnosticsApp.open(DiagnosticsSettings()))
             coordinator = await CoordinatorApp.open(CoordinatorSettings(folder=home), key)
             services.append(coordinator)
-            host = _host(services, Verifier([key.public_pem]), options)
-            address = host.bind()
+            host = _host(services, verifier, options)
+            inside = Host([_Shared(storage)], verifier, ServeOptions()) if options.tls_cert else None
+            address = _reachable(host.bind())
         except BaseException:
             for service in reversed(services):
                 await service.close()
             raise
-        coordinator.use_storage(address)
+        # The coordinator calls storage through a port: this one, or with TLS another that is loopback only,
+        # since the certificate needn't name this machine as it names itself.
+        coordinator.use_storage(address if inside is None else inside.bind())
 
-        def ready(bound: str) -> None:
+        def ready(_bound: str) -> None:
             if options.remember:
-                context.remember(bound, owner_token, options.folder)
-            on_ready(bound, owner_token)
+                context.remember(address, owner_token, options.folder, options.tls_cert)
+            on_ready(address, owner_token)
 
         try:
+            if inside is not None:
+                await inside.start()
             await run_until_signal(host, ready)
         finally:
+            if inside is not None:
+                await inside.stop(grace=0)
             if options.remember:
                 context.forget(address, options.folder)
+
+
+class _Shared:
+    """A service that another host starts and closes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.service_names = service.service_names
+
+    def register(self, server: grpc.aio.Server) -> None:
+        self._service.register(server)
+
+    async def start(self) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def _reachable(address: str) -> str:
+    """Returns where this machine reaches what listens on `address`, which may be all its interfaces."""
+    host, port = split(address)
+    return f"127.0.0.1:{port}" if host in {"0.0.0.0", "::"} else address  # noqa: S104 - compared, not bound
 
 
 def _host(services: list[Service], verifier: Verifier, options: UpOptions) -> Host:

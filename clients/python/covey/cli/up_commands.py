@@ -89,9 +89,17 @@ def up(
                 ("listening on", address),
                 ("state in", options.folder),
                 ("owner's token", token_file),
-                ("join with", f"covey join {address}"),
+                ("join with", f"covey join {_told(host, address)}"),
             ]
         )
         out.line("Ctrl-C stops it; jobs go on where they were at the next start.")
 
     asyncio.run(serve(options, on_ready))
+
+
+def _told(host: str, address: str) -> str:
+    """Returns the address to tell others: this machine's name, when it listens on all interfaces."""
+    import socket
+
+    unspecified = host in {"0.0.0.0", "::"}  # noqa: S104 - compared, not bound
+    return f"{socket.gethostname()}:{address.rpartition(':')[2]}" if unspecified else address

@@ -72,10 +72,11 @@ def connect(
         address: `HOST:PORT`. None: `COVEY_COORDINATOR`, else the last `covey up` on this machine.
         token: the owner's token itself. None: the one in `token_file`.
         token_file: None: `COVEY_TOKEN_FILE`, else the file that `covey up` remembered for the address.
-        root_cert: PEM certificates to trust. with them the channel is TLS, without it is plain text.
+        root_cert: PEM certificates to trust. what `covey up` remembered for the
+            address. With certificates the channel is TLS, without it is plain text.
 
     Raises:
         InvalidArgument: the address isn't `HOST:PORT`, or the token file can't be read.
     """
     server = resolve(address, token_file)
-    return Client(Connection(server, token or server.token(), root_cert))
+    return Client(Connection(server, token or server.token(), root_cert or server.root_cert))

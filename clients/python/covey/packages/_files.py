@@ -56,8 +56,7 @@ def compare(declared: Declared, found: Path | None, looked_in: str) -> Iterator[
 
 
 def repeated_names(declared: Iterable[Declared]) -> Iterator[Violation]:
-    """Yields file names that are declared more than once with different contents."""
-    contents = Counter(item.file_name for item in {(d.file_name, d.sha256): d for d in declared}.values())
-    for name, times in contents.items():
+    """Yields file names that are declared more than once."""
+    for name, times in Counter(item.file_name for item in declared).items():
         if times > 1:
-            yield Violation("", f"the file name {name!r} is declared {times} times with different digests")
+            yield Violation("", f"the file name {name!r} is declared {times} times; each file stands once")
