@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from covey.cli._command import JsonOption, example
 from covey.cli._output import Out
 from covey.context import DEFAULT_ADDRESS
+
+if TYPE_CHECKING:
+    from covey.up import UpOptions
 
 __all__ = ["add_to"]
 
@@ -58,20 +61,10 @@ def up(
     With --json one object is printed when it is ready: address, folder, token_file.
     """
     from covey.context import data_folder
-    from covey.demo._processes import tie_to_parent
-    from covey.up import UpOptions, serve
-    from covey_kit.logging import configure
-    from covey_kit.memory import tune_malloc
+    from covey.up import UpOptions
     from covey_kit.options import parse_listen
 
-    tie_to_parent()
     host, port = parse_listen(listen)
-    try:
-        configure(log_level)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--log-level") from error
-    tune_malloc()
-    out = Out(as_json=as_json)
     options = UpOptions(
         host=host,
         port=port,
@@ -81,6 +74,21 @@ def up(
         insecure=insecure,
         remember=not no_remember,
     )
+    _serve(options, Out(as_json=as_json), log_level)
+
+
+def _serve(options: "UpOptions", out: Out, log_level: str) -> None:
+    from covey.parent import tie_to_parent
+    from covey.up import serve
+    from covey_kit.logging import configure
+    from covey_kit.memory import tune_malloc
+
+    tie_to_parent()
+    try:
+        configure(log_level)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-level") from error
+    tune_malloc()
 
     def on_ready(address: str, token_file: Path) -> None:
         out.value({"address": address, "folder": str(options.folder), "token_file": str(token_file)})
@@ -89,7 +97,7 @@ def up(
                 ("listening on", address),
                 ("state in", options.folder),
                 ("owner's token", token_file),
-                ("join with", f"covey join {_told(host, address)}"),
+                ("join with", f"covey join {_told(options.host, address)}"),
             ]
         )
         out.line("Ctrl-C stops it; jobs go on where they were at the next start.")

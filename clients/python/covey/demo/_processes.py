@@ -2,36 +2,18 @@
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["PARENT_VARIABLE", "Child", "tie_to_parent"]
+from covey.parent import PARENT_VARIABLE
 
-PARENT_VARIABLE = "COVEY_PARENT_PID"
-"""Set for children that must end with their parent."""
+__all__ = ["Child"]
 
 STOP_SECONDS = 6.0
 LOG_TAIL_BYTES = 2000
-
-_PR_SET_PDEATHSIG = 1
-
-
-def tie_to_parent() -> None:
-    """Makes this process end (SIGTERM) when the parent that started it does, if that parent asked for it.
-
-    The child does it for itself, so that nothing has to run between fork and exec.
-    """
-    wanted = os.environ.pop(PARENT_VARIABLE, None)
-    if wanted is None:
-        return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(wanted):  # it ended before we asked
-        sys.exit(1)
 
 
 class Child:
