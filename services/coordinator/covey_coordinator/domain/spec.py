@@ -1,0 +1,238 @@
+"""What a job is made of: the package, the data and the settings, as plain values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from covey_coordinator.domain.aggregation import Aggregation
+
+__all__ = [
+    "Backend",
+    "Chunk",
+    "ChunkOrder",
+    "FileSpec",
+    "HyperparameterSpec",
+    "JobSpec",
+    "NamedFileSpec",
+    "PackageSpec",
+    "ParameterSpec",
+    "Settings",
+    "SettingsRequest",
+    "Stage",
+    "UploadedFile",
+]
+
+
+class ChunkOrder(StrEnum):
+    """In which order a pass takes the chunks."""
+
+    SEEDED = "SEEDED"
+    MANIFEST = "MANIFEST"
+
+
+class Backend(StrEnum):
+    """What a package runs on; names as in the contract."""
+
+    CPU_WASM = "CPU_WASM"
+    GPU_WGPU = "GPU_WGPU"
+    HYBRID = "HYBRID"
+
+
+class Stage(StrEnum):
+    """What a device is doing; names as in the contract."""
+
+    IDLE = "IDLE"
+    FETCHING = "FETCHING"
+    COMPILING = "COMPILING"
+    LOADING = "LOADING"
+    PLAYING = "PLAYING"
+    TRAINING = "TRAINING"
+    EVALUATING = "EVALUATING"
+    UPLOADING = "UPLOADING"
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file that a manifest declares."""
+
+    file_name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class NamedFileSpec:
+    """A file that the module asks for by name."""
+
+    name: str
+    file: FileSpec
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One trained tensor, f32."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        count = 1
+        for dimension in self.shape:
+            count *= dimension
+        return count
+
+
+@dataclass(frozen=True)
+class HyperparameterSpec:
+    """One thing that can be set, with its bounds."""
+
+    name: str
+    default: float
+    minimum: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class PackageSpec:
+    """What the coordinator needs to know of a package.
+
+    Attributes:
+        experience: True when the model generates its own work.
+        inputs: `dataset` or `none`.
+        describes_inference: whether the manifest says what a prediction takes and gives.
+        min_units: fewest units of one assignment; None: no bound.
+        max_units: most units of one assignment; None: no bound.
+        metrics: names in manifest order.
+        gpu: True when the package declares `GPU_WGPU`.
+        validation_examples: examples of the held-out file; None: the device counts.
+        manifest: the whole manifest as its serialized message, passed on to participants untouched.
+    """
+
+    name: str
+    version: str
+    description: str
+    unit: str
+    experience: bool
+    inputs: str
+    module: FileSpec
+    parameters: tuple[ParameterSpec, ...]
+    data_formats: tuple[str, ...]
+    training: bool
+    evaluation: bool
+    inference: bool
+    describes_inference: bool
+    min_units: int | None
+    max_units: int | None
+    metrics: tuple[str, ...]
+    hyperparameters: tuple[HyperparameterSpec, ...]
+    gpu: bool
+    shader_archive: FileSpec | None
+    validation: FileSpec | None
+    auxiliary_weights: tuple[NamedFileSpec, ...]
+    auxiliary_files: tuple[NamedFileSpec, ...]
+    validation_examples: int | None
+    manifest: bytes
+
+    @property
+    def weight_count(self) -> int:
+        """Number of trained weights."""
+        return sum(parameter.size for parameter in self.parameters)
+
+    @property
+    def can_validate(self) -> bool:
+        """Whether there is something to validate on."""
+        return self.evaluation and self.validation is not None
+
+    def files(self) -> list[tuple[str, FileSpec]]:
+        """Every file of the package with the path of its field."""
+        found = [("package.module", self.module)]
+        if self.shader_archive is not None:
+            found.append(("package.shader_archive", self.shader_archive))
+        if self.validation is not None:
+            found.append(("package.validation", self.validation))
+        found += [(f"package.auxiliary_weights[{i}]", n.file) for i, n in enumerate(self.auxiliary_weights)]
+        found += [(f"package.auxiliary_files[{i}]", n.file) for i, n in enumerate(self.auxiliary_files)]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One self-contained piece of a dataset."""
+
+    id: str
+    file_name: str
+    size: int
+    sha256: str
+    format: str
+    examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedFile:
+    """A file as its owner wrote it to storage."""
+
+    file_name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SettingsRequest:
+    """Settings as the owner gave them; None where the owner gave nothing. Durations in seconds."""
+
+    epochs: int | None = None
+    target_round: int | None = None
+    assignments_per_round: int | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    local_epochs: int | None = None
+    hyperparameters: tuple[tuple[str, float], ...] = ()
+    chunk_order: ChunkOrder | None = None
+    strategy: str | None = None
+    server_learning_rate: float | None = None
+    momentum: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    tau: float | None = None
+    min_participants: int | None = None
+    validation_interval: int | None = None
+    silence_timeout: float | None = None
+    assignment_timeout: float | None = None
+    experience: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings in force. Durations in seconds.
+
+    Attributes:
+        epochs: passes wanted; None when `target_round` decides.
+        target_round: the final round; None when `epochs` decides.
+        hyperparameters: the model's own, name and value, in manifest order.
+    """
+
+    epochs: int | None
+    target_round: int | None
+    assignments_per_round: int
+    seed: int
+    batch_size: int
+    learning_rate: float
+    local_epochs: int
+    hyperparameters: tuple[tuple[str, float], ...]
+    chunk_order: ChunkOrder
+    aggregation: Aggregation
+    min_participants: int
+    validation_interval: int
+    silence_timeout: float
+    assignment_timeout: float
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """All that decides the bytes of a job's checkpoints."""
+
+    package: PackageSpec
+    chunks: tuple[Chunk, ...]
+    settings: Settings

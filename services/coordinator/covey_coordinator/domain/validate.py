@@ -1,0 +1,220 @@
+"""Is this a job? Everything that is wrong with it, at once."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from covey_coordinator.domain.plan import rounds_wanted
+from covey_coordinator.domain.settings import resolve_settings
+from covey_coordinator.domain.spec import (
+    Chunk,
+    FileSpec,
+    JobSpec,
+    PackageSpec,
+    Settings,
+    SettingsRequest,
+    UploadedFile,
+)
+from covey_kit.errors import InvalidArgument, Reason, Unimplemented, Violation
+
+__all__ = ["MAX_ROUNDS", "MAX_WEIGHTS", "validate_job"]
+
+MAX_WEIGHTS = 1 << 30
+"""Most weights of a model: 4 GiB of f32, all that a 32-bit module can address."""
+
+MAX_ROUNDS = 10_000_000
+"""Most rounds of a job; the bound of `target_round` in the contract."""
+
+_Uploads = Mapping[str, Sequence[UploadedFile]]
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def _check_file(field: str, declared: FileSpec, uploads: _Uploads) -> list[Violation]:
+    """Compares a declared file with what was uploaded under its name."""
+    found = uploads.get(declared.file_name, ())
+    if not found:
+        others = ", ".join(sorted(uploads)[:10]) or "none"
+        return [Violation(field, f"declared {declared.file_name!r}, found no such file (files: {others})")]
+    if any(f.size == declared.size and f.sha256 == declared.sha256 for f in found):
+        return []
+    upload, wrong = found[0], []
+    if upload.size != declared.size:
+        wrong.append(
+            Violation(
+                f"{field}.bytes",
+                f"{declared.file_name!r}: declared {declared.size} bytes, found {upload.size}",
+            )
+        )
+    if upload.sha256 != declared.sha256:
+        wrong.append(
+            Violation(
+                f"{field}.sha256",
+                f"{declared.file_name!r}: declared {declared.sha256}, found {upload.sha256}",
+            )
+        )
+    return wrong
+
+
+def _package_shape(package: PackageSpec) -> list[Violation]:
+    """What in a manifest contradicts itself, beyond the rules that stand on its fields."""
+    wrong = [
+        Violation("package", f"{name!r} is the file of more than one field")
+        for name in _repeated(file.file_name for _, file in package.files())
+    ]
+    for field, named in (
+        ("package.auxiliary_weights", package.auxiliary_weights),
+        ("package.auxiliary_files", package.auxiliary_files),
+    ):
+        wrong += [Violation(field, f"{name!r} is there twice") for name in _repeated(n.name for n in named)]
+    if package.weight_count > MAX_WEIGHTS:
+        wrong.append(
+            Violation(
+                "package.parameters", f"expected at most {MAX_WEIGHTS} weights, found {package.weight_count}"
+            )
+        )
+    if package.inputs == "none":
+        wrong.append(
+            Violation("package.work_source.inputs", "expected 'dataset' for kind DATASET, found 'none'")
+        )
+    if (
+        package.min_units is not None
+        and package.max_units is not None
+        and package.min_units > package.max_units
+    ):
+        wrong.append(
+            Violation(
+                "package.work_source.min_units",
+                f"expected at most max_units, which is {package.max_units}, found {package.min_units}",
+            )
+        )
+    return wrong + _capabilities(package) + _defaults(package)
+
+
+def _capabilities(package: PackageSpec) -> list[Violation]:
+    wrong = []
+    if not package.training:
+        wrong.append(Violation("package.capabilities.training", "expected true: a job trains; found false"))
+    if package.validation is not None and not package.evaluation:
+        wrong.append(
+            Violation(
+                "package.capabilities.evaluation", "expected true, because validation is there; found false"
+            )
+        )
+    if package.inference != package.describes_inference:
+        has = "there" if package.describes_inference else "absent"
+        wrong.append(
+            Violation(
+                "package.inference",
+                f"capabilities.inference is {str(package.inference).lower()}, but inference is {has}",
+            )
+        )
+    return wrong
+
+
+def _defaults(package: PackageSpec) -> list[Violation]:
+    wrong = []
+    for i, spec in enumerate(package.hyperparameters):
+        whole = spec.name in ("batchSize", "localEpochs")
+        if whole and (spec.default < 1 or spec.default != int(spec.default)):
+            wrong.append(
+                Violation(
+                    f"package.hyperparameters[{i}].default",
+                    f"{spec.name}: expected a whole number from 1, found {spec.default:g}",
+                )
+            )
+        if spec.name == "learningRate" and spec.default <= 0:
+            wrong.append(
+                Violation(
+                    f"package.hyperparameters[{i}].default",
+                    f"learningRate: expected a number above 0, found {spec.default:g}",
+                )
+            )
+    return wrong
+
+
+def _check_dataset(package: PackageSpec, chunks: Sequence[Chunk], uploads: _Uploads) -> list[Violation]:
+    if not chunks:
+        return [Violation("dataset.chunks", "expected at least one chunk, found none")]
+    wrong = []
+    formats = ", ".join(package.data_formats)
+    for i, chunk in enumerate(chunks):
+        field = f"dataset.chunks[{i}]"
+        wrong += _check_file(field, FileSpec(chunk.file_name, chunk.size, chunk.sha256), uploads)
+        if chunk.format not in package.data_formats:
+            wrong.append(
+                Violation(
+                    f"{field}.format",
+                    f"{chunk.id!r}: the package reads {formats}; found {chunk.format!r}",
+                )
+            )
+        least, most = package.min_units or 0, package.max_units
+        if chunk.examples < least or (most is not None and chunk.examples > most):
+            bound = f"{least} to {most}" if most is not None else f"at least {least}"
+            wrong.append(
+                Violation(
+                    f"{field}.example_count",
+                    f"{chunk.id!r}: the package takes {bound} units an assignment, found {chunk.examples}",
+                )
+            )
+    return wrong
+
+
+def _check_rounds(settings: Settings, chunk_count: int) -> list[Violation]:
+    wanted = rounds_wanted(settings, chunk_count) if chunk_count else 0
+    if wanted <= MAX_ROUNDS:
+        return []
+    return [
+        Violation("settings.epochs", f"expected at most {MAX_ROUNDS} rounds, these settings make {wanted}")
+    ]
+
+
+def _raise(groups: Sequence[tuple[Reason, Sequence[Violation]]]) -> None:
+    wrong = [violation for _, violations in groups for violation in violations]
+    if not wrong:
+        return
+    reason = next(reason for reason, violations in groups if violations)
+    listed = "; ".join(f"{v.field}: {v.description}" for v in wrong[:10])
+    more = f"; and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+    raise InvalidArgument(reason, f"this can't be a job: {listed}{more}", violations=wrong)
+
+
+def validate_job(
+    package: PackageSpec,
+    chunks: Sequence[Chunk],
+    request: SettingsRequest,
+    files: Sequence[UploadedFile],
+) -> JobSpec:
+    """Checks a job that is to be and fills in the defaults of its settings.
+
+    Takes microseconds a chunk; call it in a thread for many.
+
+    Raises:
+        Unimplemented: NOT_IMPLEMENTED for experience packages.
+        InvalidArgument: all violations; the reason is that of the first group that has any: the package
+            (PACKAGE_MISMATCH), the data (DATASET_MISMATCH), the settings (SETTINGS_MISMATCH).
+    """
+    if package.experience:
+        raise Unimplemented(
+            Reason.NOT_IMPLEMENTED,
+            f"{package.name} generates its own work (workSource.kind is EXPERIENCE); "
+            "this version trains on datasets only",
+        )
+    uploads: dict[str, list[UploadedFile]] = defaultdict(list)
+    for file in files:
+        uploads[file.file_name].append(file)
+    in_package = _package_shape(package)
+    for field, declared in package.files():
+        in_package += _check_file(field, declared, uploads)
+    in_data = _check_dataset(package, chunks, uploads)
+    settings, in_settings = resolve_settings(package, request)
+    in_settings += _check_rounds(settings, len(chunks))
+    _raise(
+        [
+            (Reason.PACKAGE_MISMATCH, in_package),
+            (Reason.DATASET_MISMATCH, in_data),
+            (Reason.SETTINGS_MISMATCH, in_settings),
+        ]
+    )
+    return JobSpec(package, tuple(chunks), settings)
