@@ -158,10 +158,12 @@ def test_what_isnt_known_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     assert (size(None), duration(None), stage_word(common_pb2.STAGE_UNSPECIFIED)) == ("—", "—", "—")
     Out(as_json=False).facts([("a", None), ("longer", 0)])
     Out(as_json=False).table(("X", "#Y"), [(None, 0)])
+    Out(as_json=False).table(("X",), [], empty="nothing here")
 
     told = capsys.readouterr().out
     assert told.startswith("a       —\nlonger  0\n")
     assert "—" in told.split("longer", 1)[1]
+    assert told.endswith("nothing here\n")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,17 @@ from covey_coordinator.app import CoordinatorApp, CoordinatorSettings
 from covey import context
 from covey_diagnostics.app import DiagnosticsApp, DiagnosticsSettings
 from covey_kit.addresses import split
+from covey_kit.caller import Role
 from covey_kit.errors import InvalidArgument, Reason
 from covey_kit.folders import FolderLock
 from covey_kit.serve import Host, ServeOptions, Service, run_until_signal
-from covey_kit.tokens import SigningKey, Verifier
+from covey_kit.tokens import SigningKey, Verifier, write_secret
 from covey_storage.app import StorageApp, StorageSettings
 
 __all__ = ["UpOptions", "serve"]
+
+OWNER_TOKEN_SECONDS = 365 * 86400.0
+"""How long the owner's token lasts; each start writes a new one."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ async def serve(options: UpOptions, on_ready: Callable[[str, Path], None]) -> No
             services.append(await DiagnosticsApp.open(DiagnosticsSettings()))
             coordinator = await CoordinatorApp.open(CoordinatorSettings(folder=home), key)
             services.append(coordinator)
+            write_secret(owner_token, key.issue("owner", Role.OWNER, OWNER_TOKEN_SECONDS).encode())
             host = _host(services, verifier, options)
             inside = Host([_Shared(storage)], verifier, ServeOptions()) if options.tls_cert else None
             address = _reachable(host.bind())

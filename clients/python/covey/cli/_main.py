@@ -87,6 +87,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:  # noqa: BLE001 - the last line of defence: one line for the user, details on demand
         return report(error, as_json=as_json)
+    if code == INTERRUPTED:  # typer's own way to tell of Ctrl-C
+        print("interrupted", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 

@@ -42,17 +42,21 @@ class Out:
         """Prints a line that isn't the result: on stderr, always."""
         print(text, file=sys.stderr, flush=True)
 
-    def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
-    ) -> None:
-        """Prints a table for people; columns that begin with `#` hold numbers and are set to the right."""
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str = "nothing") -> None:
+        """Prints a table for people; columns that begin with `#` hold numbers and are set to the right.
+
+        `empty` is printed when there are no rows.
+        """
+        rows = list(rows)
         if self.json:
             return
-        from rich.box import SIMPLE_HEAD
+        if not rows:
+            self.line(empty)
+            return
         from rich.console import Console
         from rich.table import Table
 
-        table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for column in columns:
             right = column.startswith("#")
             table.add_column(column.removeprefix("#"), justify="right" if right else "left", overflow="fold")

@@ -46,6 +46,7 @@ async def ls(
             )
             for one in found
         ],
+        empty="no checkpoints yet",
     )
 
 

@@ -194,7 +194,8 @@ async def ls(client: "Client", out: Out) -> None:
         )
         for job in jobs
     ]
-    out.table(("JOB", "NAME", "STATE", "#ROUNDS", "#TRAINED", "#PARTICIPANTS", "CREATED"), rows)
+    columns = ("JOB", "NAME", "STATE", "#ROUNDS", "#TRAINED", "#PARTICIPANTS", "CREATED")
+    out.table(columns, rows, empty="no jobs; make one with: covey job create")
 
 
 @client_command(app, "show", "covey job show digits-4f7k2m9c")
@@ -244,6 +245,7 @@ def _show(out: Out, job: "Job") -> None:
             )
             for one in job.participants
         ],
+        empty=f"nobody is invited; see: covey invite {job.job_id} --all",
     )
 
 
@@ -302,7 +304,9 @@ async def rounds(client: "Client", out: Out, job: JobArgument) -> None:
             )
         )
     columns = ("#ROUND", *(f"#{n}" for n in names), *(f"#held-out {n}" for n in names))
-    out.table((*columns, "#UNITS", "#PARTICIPANTS", "#TIME", "CHECKPOINT"), rows)
+    out.table(
+        (*columns, "#UNITS", "#PARTICIPANTS", "#TIME", "CHECKPOINT"), rows, empty="no round is finished yet"
+    )
 
 
 @client_command(app, "validate", "covey job validate digits-4f7k2m9c --round 3 --wait")

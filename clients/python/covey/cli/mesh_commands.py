@@ -48,9 +48,9 @@ async def ls(
         )
         for one in found
     ]
-    out.table(
-        ("PARTICIPANT", "NAME", "CONNECTED", "PLATFORM", "RUNTIME", "#CORES", "#MEMORY", "GPU", "JOBS"), rows
-    )
+    columns = ("PARTICIPANT", "NAME", "CONNECTED", "PLATFORM", "RUNTIME", "#CORES", "#MEMORY", "GPU", "JOBS")
+    hint = f"nobody joined yet; devices join with: covey join {client.server.address}"
+    out.table(columns, rows, empty=hint)
 
 
 async def invite(
