@@ -1,5 +1,6 @@
 """`covey-coordinator`: serves the coordinator by itself."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,7 @@ def serve(
 
     async def run() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        key = SigningKey.load_or_create(folder / "signing-key.pem")
+        key = await asyncio.to_thread(SigningKey.load_or_create, folder / "signing-key.pem")
         token = key.issue("owner", Role.OWNER, OWNER_TOKEN_SECONDS)
         app = await CoordinatorApp.open(
             CoordinatorSettings(
@@ -103,7 +104,7 @@ def serve(
             ),
             key,
         )
-        write_secret(folder / "owner.token", token.encode())
+        await asyncio.to_thread(write_secret, folder / "owner.token", token.encode())
         served = Host([app], Verifier([key.public_pem]), options)
         try:
             await run_until_signal(served, lambda address: typer.echo(f"coordinator is ready on {address}"))
