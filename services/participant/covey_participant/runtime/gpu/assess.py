@@ -75,6 +75,7 @@ class _Check:
             modules={
                 pipeline.module: self._archive.modules[pipeline.module] for pipeline in pipelines.values()
             },
+            parameters=tuple(self._package.parameters),
             metrics=self._package.metrics,
             batch_size=self._package.batch_size,
             slots=slots,

@@ -109,6 +109,7 @@ class Plan:
     Attributes:
         phases: the pipelines of one minibatch, in order. A phase that the plan doesn't have is empty.
         modules: WGSL source by file name.
+        parameters: names in manifest order.
         slots: minibatches that one submission may hold.
         memory_bytes: what it takes with so many slots.
     """
@@ -117,6 +118,7 @@ class Plan:
     pipelines: tuple[Pipeline, ...]
     phases: Mapping[Phase, tuple[Pipeline, ...]]
     modules: Mapping[str, str]
+    parameters: tuple[str, ...]
     metrics: int
     batch_size: int
     slots: int = 1
@@ -135,8 +137,8 @@ class Plan:
 def memory_bytes(buffers: tuple[Buffer, ...], slots: int) -> int:
     """Returns an upper bound of the GPU memory that a plan takes, in bytes.
 
-    Counted are the buffers; once more what moves with each minibatch, for its way there or back; and one piece in
-    which weights travel. Drivers add their own; shaders and pipelines are small.
+    Counted: the buffers; once more what moves with each minibatch, for its way there or back; and one piece
+    in which weights travel. Drivers add their own; shaders and pipelines are small.
     """
     moved = sum(buffer.total(slots) for buffer in buffers if buffer.role.per_minibatch)
     weights = sum(buffer.size for buffer in buffers if buffer.role is Role.PARAMETER)
