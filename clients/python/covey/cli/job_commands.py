@@ -174,7 +174,8 @@ async def delete(client: "Client", out: Out, job: JobArgument) -> None:
     out.value(
         {"job_id": job, "blobs_deleted": freed.blobs_deleted, "bytes_freed": freed.bytes_freed},
     )
-    out.line(f"{job} is deleted: {freed.blobs_deleted} files, {size(freed.bytes_freed)}")
+    known = f": {freed.blobs_deleted} files, {size(freed.bytes_freed)}" if freed.blobs_deleted else ""
+    out.line(f"{job} is deleted{known}")
 
 
 @client_command(app, "ls", "covey job ls")

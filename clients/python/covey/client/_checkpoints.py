@@ -121,7 +121,7 @@ class Checkpoints:
         """
         stub = storage_service_pb2_grpc.StorageServiceStub(await self._connection.storage())
         request = storage_service_pb2.GetCheckpointRequest(job_id=job_id, round=round_number)
-        with self._connection.calls():
+        with self._connection.calls(storage=True):
             record = (await stub.GetCheckpoint(request)).checkpoint
             verdict = await stub.VerifyCheckpoint(
                 storage_service_pb2.VerifyCheckpointRequest(sha256=record.blob.sha256)

@@ -78,23 +78,26 @@ class Connection:
             await self._storage.close()
 
     @contextmanager
-    def calls(self, address: str | None = None) -> Iterator[None]:
+    def calls(self, *, storage: bool = False) -> Iterator[None]:
         """Turns what gRPC raises into `CoveyError`s that name the address and the token's file.
 
         Args:
-            address: whom the calls inside go to; None: the coordinator.
+            storage: whether the calls inside go to storage; else to the coordinator.
         """
-        where = address or self.server.address
+        where, what = self.server.address, "coordinator"
+        origin, advice = self.server.origin, "start one with `covey up`, or name another with --coordinator"
+        if storage and self.info is not None and self.info.storage_address not in {"", where}:
+            origin = f"named by the coordinator at {where}"
+            where, what, advice = self.info.storage_address, "storage", "start it again"
         try:
             with rpc_errors():
                 yield
         except Unavailable as error:
             if not never_answered(error):
                 raise
-            advice = "start one with `covey up`, or name another with --coordinator"
             raise Unavailable(
                 error.reason,
-                f"no coordinator answers at {where} ({self.server.origin}); {advice}",
+                f"no {what} answers at {where} ({origin}); {advice}",
                 metadata={"address": where},
                 retry_after=error.retry_after,
             ) from error.__cause__

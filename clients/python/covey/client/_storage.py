@@ -63,7 +63,7 @@ class Storage:
             request = pb.FindMissingBlobsRequest(
                 blobs=[common_pb2.BlobRef(sha256=file.sha256, size_bytes=file.size) for file in some]
             )
-            with self._connection.calls():
+            with self._connection.calls(storage=True):
                 absent.update(blob.sha256 for blob in (await stub.FindMissingBlobs(request)).missing)
         return [file for digest, file in by_digest.items() if digest in absent]
 
@@ -105,7 +105,7 @@ class Storage:
                 report()
 
             async with gate:
-                with self._connection.calls():
+                with self._connection.calls(storage=True):
                     await blobs.write_blob(channel, file.path, file.sha256, file.size, on_progress=advance)
             sent[file.sha256] = file.size
             finished += 1
@@ -126,7 +126,7 @@ class Storage:
         request = pb.GetInventoryRequest(page_size=10_000)
         whole: pb.GetInventoryResponse | None = None
         while True:
-            with self._connection.calls():
+            with self._connection.calls(storage=True):
                 page = await stub.GetInventory(request)
             if whole is None:
                 whole = page
@@ -140,7 +140,7 @@ class Storage:
     async def scrub(self) -> AsyncIterator[pb.ScrubResponse]:
         """Hashes every blob again and yields progress; the last message has `done`."""
         stub = await self._stub()
-        with self._connection.calls():
+        with self._connection.calls(storage=True):
             call = stub.Scrub(pb.ScrubRequest())
             try:
                 async for response in call:
