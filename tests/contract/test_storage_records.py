@@ -16,7 +16,7 @@ from covey_kit.errors import DataLoss, FailedPrecondition, InvalidArgument, Perm
 from covey_kit.status import rpc_errors
 from covey_storage.app import StorageApp, StorageSettings
 from covey_storage.transport.servicer import StorageServicer
-from support.storage import Storage, get, put, ref, sha256, storage
+from support.storage import Storage, get, listing, put, ref, sha256, storage
 
 BLOBS = [b"blob %d" % index for index in range(25)]
 

@@ -130,7 +130,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @given(st.data())
 @settings(max_examples=300)
 def test_damage_at_any_byte_is_found(sound: bytes, data: st.DataObject) -> None:
-    """One changed byte anywhere is found by the file's digest; among the tensors by their own digests, too."""
+    """One changed byte anywhere is found by the file's digest; among tensors by their own, too."""
     position = data.draw(st.integers(0, len(sound) - 1))
     flip = data.draw(st.integers(1, 255))
     damaged = sound[:position] + bytes([sound[position] ^ flip]) + sound[position + 1 :]
@@ -266,7 +266,7 @@ GOLDEN = "2d5f17c4ca2991849fa28bc5d7c9b837c6219d431fef06af14cbb690a92aa53f"
 
 
 def test_bytes_are_canonical(tmp_path: Path) -> None:
-    """The bytes of a fixed checkpoint never change: what hashes to this today must do so in every version."""
+    """The bytes of a fixed checkpoint never change, from run to run and from version to version."""
     values = np.arange(29, dtype=np.float32) / 8 - 1
     write(tmp_path / "c", header(), list(PARAMETERS), {"optimizer.v": values * 2}, values, 7)
 

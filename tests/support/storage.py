@@ -35,6 +35,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def listing(folder: Path) -> set[str]:
+    """The names in a folder."""
+    return {path.name for path in folder.iterdir()}
+
+
 def ref(data: bytes) -> common_pb2.BlobRef:
     """A reference to these bytes."""
     return common_pb2.BlobRef(sha256=sha256(data), size_bytes=len(data))
@@ -47,13 +52,14 @@ class Storage:
         self.settings = settings
         self.folder = settings.folder
         self.key = SigningKey.generate()
+        self.port = 0
         self._channels: list[grpc.aio.Channel] = []
 
     async def start(self) -> None:
-        """Opens the folder and a port."""
+        """Opens the folder and a port: the same one each time."""
         self.app = await StorageApp.open(self.settings)
-        self.host = Host([self.app], Verifier([self.key.public_pem]), ServeOptions())
-        await self.host.start()
+        self.host = Host([self.app], Verifier([self.key.public_pem]), ServeOptions(port=self.port))
+        self.port = int((await self.host.start()).rpartition(":")[2])
 
     async def stop(self) -> None:
         """Closes everything."""
