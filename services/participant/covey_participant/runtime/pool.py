@@ -76,6 +76,11 @@ class WorkerPool:
             with contextlib.suppress(OSError):
                 await worker.kill()
 
+    def interrupt(self) -> None:
+        """Has jobs that are cancelled from now on killed at once, without being asked to stop first."""
+        for worker in self._busy:
+            worker.patient = False
+
     def kill_now(self) -> None:
         """Sends SIGKILL to every worker without waiting."""
         self._closed = True

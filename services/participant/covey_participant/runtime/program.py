@@ -116,15 +116,24 @@ class Program:
         return self._write(job, weights, base, tally.outcome(instance.memory_bytes))
 
     def _play_and_update(self, job: Job, instance: Instance, tally: "_Tally") -> None:
+        units = self._play(job, instance, tally)
+        self._work(instance, _Work(abi.Phase.UPDATE, 0, units, job.config.local_epochs), tally)
+        tally.add(instance.metrics(job.module.metrics))
+
+    def _play(self, job: Job, instance: Instance, tally: "_Tally") -> int:
+        """Plays the job's units, hands the record back to the module, and returns its units."""
         units = job.units or 0
+        if job.sequence_seed is not None:
+            # A unit's play is seeded from (sequence seed, number), whoever plays it.
+            instance.configure(_config(replace(job.config, seed=job.sequence_seed)))
         self._work(instance, _Work(abi.Phase.PLAY, job.first_unit, units), tally)
         record = instance.experience()
+        instance.configure(_config(job.config))
         found = instance.load(record, experience=True)
         if found != units:
             raise WorkFailure(Reason.EXAMPLE_COUNT, f"PLAY of {units} units recorded {found}")
-        tally.units = 0
-        self._work(instance, _Work(abi.Phase.UPDATE, 0, units, job.config.local_epochs), tally)
-        tally.add(instance.metrics(job.module.metrics))
+        tally.units = 0  # the same units come a second time
+        return units
 
     def _evaluate(self, job: Job, instance: Instance) -> Outcome:
         tally = _Tally(job.module.metrics)
@@ -218,31 +227,32 @@ class Program:
 
     def _work(self, instance: Instance, work: "_Work", tally: "_Tally") -> None:
         """Begins a phase and steps until it is done, measuring the module's own time."""
-        clock, wanted = self._clock, work.units * work.epochs
-        before_units, before_seconds = tally.units, tally.seconds
-        self._report(Progress(Step.WORK, before_units, None, before_seconds))
+        clock, wanted, playing = self._clock, work.units * work.epochs, work.phase is abi.Phase.PLAY
+        units, work_units, seconds = tally.units, tally.work_units, tally.seconds
+
+        def report(left: int, now: float) -> None:
+            done = wanted - left
+            tally.units = units + done // work.epochs
+            tally.work_units = work_units + done
+            tally.seconds = seconds + now - started
+            progress = Progress(Step.WORK, tally.units, tally.work_units, tally.seconds, playing=playing)
+            self._report(progress)
+
         started = last = clock()
+        report(wanted, started)
         instance.begin(work.phase, work.first, work.units)
         left = wanted
-        while True:
-            found = instance.step()
-            now = clock()
-            if found == 0:
-                break
+        while found := instance.step():
             left = min(left, found)
+            now = clock()
             if now - last >= PROGRESS_SECONDS:
                 last = now
-                done = (wanted - left) // work.epochs
-                tally.seconds = before_seconds + now - started
-                self._report(Progress(Step.WORK, before_units + done, None, tally.seconds))
-        tally.seconds = before_seconds + now - started
-        tally.units = before_units + work.units
-        tally.work_units += wanted
-        self._report(Progress(Step.WORK, tally.units, None, tally.seconds))
+                report(left, now)
+        report(0, clock())
 
     def _write(self, job: Job, weights: F32Array, base: F32Array | None, outcome: Outcome) -> Outcome:
         """Writes new − base (or the weights themselves) block by block, checked and hashed on the way."""
-        self._report(Progress(Step.HOST))
+        self._report(Progress(Step.HOST, outcome.units or None))
         digest, buffer = hashlib.sha256(), np.empty(min(BLOCK, weights.size), np.float32)
         try:
             with Path(job.output).open("wb") as file:

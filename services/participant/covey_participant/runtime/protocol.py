@@ -140,12 +140,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """A sign of life: what is being done, and how far it is."""
+    """A sign of life: what is being done, and how far it is.
+
+    Attributes:
+        units_done: units done so far, each once; None: not known there.
+        work_units: units of work done so far: a unit counts once in each local epoch.
+        compute_seconds: what they took, in the module alone.
+        playing: experience is being played.
+    """
 
     step: Step
     units_done: int | None = None
-    units: int | None = None
+    work_units: int | None = None
     compute_seconds: float | None = None
+    playing: bool = False
 
     def encode(self) -> dict[str, Any]:
         """Returns the frame's object."""
@@ -225,8 +233,9 @@ def parse_event(frame: dict[str, Any]) -> Event:
         return Progress(
             Step(_text(frame, "step")),
             _maybe_count(frame, "units_done"),
-            _maybe_count(frame, "units"),
+            _maybe_count(frame, "work_units"),
             _maybe_number(frame, "compute_seconds"),
+            playing=frame.get("playing") is True,
         )
     if kind == "done":
         return _outcome(frame)

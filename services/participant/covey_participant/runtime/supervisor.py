@@ -70,6 +70,8 @@ class WorkerProcess:
         self._reader = reader
         self._writer = writer
         self._last_words = b""
+        self.patient = True
+        """Whether a job that is cancelled is asked to stop before the process is killed."""
         self._listener = asyncio.create_task(self._listen_to_stderr())
 
     @classmethod
@@ -172,6 +174,9 @@ class WorkerProcess:
 
     async def _cancel(self) -> None:
         """Stops the job that runs: by asking, then by killing. Isn't interrupted by a second cancellation."""
+        if not self.patient:
+            await self.kill()
+            return
         with contextlib.suppress(ConnectionError):
             self._writer.write(protocol.encode({"type": "cancel"}))
         try:

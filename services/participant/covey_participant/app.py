@@ -1,0 +1,362 @@
+"""Wires the participant: one device that belongs to one coordinator."""
+
+import asyncio
+import contextlib
+import os
+import platform
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import psutil
+import structlog
+
+from covey.v1 import participant_service_pb2, participant_service_pb2_grpc, snapshot_pb2
+from covey_kit.caller import Role
+from covey_kit.channel import connect
+from covey_kit.clock import SystemClock
+from covey_kit.folders import FolderLock
+from covey_kit.serve import Host, ServeOptions
+from covey_kit.tokens import SigningKey, Verifier, write_secret
+from covey_kit.version import program_version
+from covey_participant import convert
+from covey_participant.domain.backoff import Backoff
+from covey_participant.domain.desk import Desk
+from covey_participant.domain.device import DeviceControl
+from covey_participant.domain.execution import Stage
+from covey_participant.domain.invitations import Invitation
+from covey_participant.domain.values import Adapter, Assignment, Device, DeviceSettings, Preference
+from covey_participant.runtime.abi import MOST_PAGES, PAGE
+from covey_participant.runtime.cpu import CpuRunner, DeviceLimits
+from covey_participant.runtime.module import RUNTIME
+from covey_participant.runtime.pool import WorkerPool
+from covey_participant.state import identity as identities
+from covey_participant.state.cache import DEFAULT_BYTES, BlobCache
+from covey_participant.state.settings import SettingsFile
+from covey_participant.transport.files import StorageFiles
+from covey_participant.transport.participant_servicer import ParticipantServicer
+from covey_participant.transport.session import Links, Session
+from covey_participant.transport.snapshots import SnapshotReporter
+from covey_participant.transport.work import WorkClient
+
+log = structlog.get_logger(__name__)
+
+GIVE_BACK_SECONDS = 0.8
+CONTROL_TOKEN_SECONDS = 400 * 24 * 3600.0
+CONTROL_TOKEN = "control.token"  # noqa: S105 - a file's name
+CONTROL_ADDRESS = "control.address"
+
+
+@dataclass(frozen=True)
+class ParticipantSettings:
+    """How a participant runs.
+
+    Attributes:
+        coordinator: its `HOST:PORT`.
+        folder: what it keeps: identity, settings, cache. One process at a time.
+        display_name: what people call it; empty: its id.
+        participant_id: id for a new folder; empty: a random one.
+        root_cert: PEM of the coordinator's root certificate; None: plain text.
+        accept_all, preference, max_local_workers, gpu_memory_budget_mib: None: as they were set before.
+        cache_bytes: bound of the blob cache.
+        memory_bytes: most linear memory of a package; None: three quarters of the device's memory.
+        step_seconds: longest call into a package that the device allows.
+        control: where the local control service listens; None: it isn't served.
+    """
+
+    coordinator: str
+    folder: Path
+    display_name: str = ""
+    participant_id: str = ""
+    root_cert: Path | None = None
+    accept_all: bool | None = None
+    preference: Preference | None = None
+    max_local_workers: int | None = None
+    gpu_memory_budget_mib: int | None = None
+    cache_bytes: int = DEFAULT_BYTES
+    memory_bytes: int | None = None
+    step_seconds: float = 3600.0
+    control: ServeOptions | None = field(default_factory=ServeOptions)
+
+
+class ParticipantApp:
+    """One device. `open` it, `run` it until cancelled or `stop`ped, `close` it.
+
+    As a `Service` of the kit it is only what the local control port serves.
+    """
+
+    service_names: Sequence[str] = ("covey.v1.ParticipantService",)
+
+    def __init__(
+        self, settings: ParticipantSettings, lock: FolderLock, identity: identities.Identity
+    ) -> None:
+        self._settings = settings
+        self._lock = lock
+        self.identity = identity
+        self._started = time.time()
+        self._sequence = 0
+        self._clock = SystemClock()
+        self._stop = asyncio.Event()
+        self._stopped = False
+        self._host: Host | None = None
+        folder = settings.folder
+        self._settings_file = SettingsFile(folder)
+        self._cache = BlobCache(folder / "cache", settings.cache_bytes)
+        self.pool = WorkerPool()
+        """Its worker processes."""
+        self._device = Device(
+            platform=f"{platform.system()} {platform.machine()}",
+            cpus=_cores(),
+            memory_bytes=psutil.virtual_memory().total,
+            runtime=RUNTIME,
+            program_version=program_version(),
+            adapters=self.find_adapters(),
+        )
+        self._links = Links(settings.coordinator, partial(_connect, settings.root_cert))
+        self._client = WorkClient(self._links.coordinator, identity.participant_id)
+        self.control = DeviceControl(
+            settings=self._settings_file.start_with(
+                accept_all=settings.accept_all,
+                preference=settings.preference,
+                max_local_workers=settings.max_local_workers,
+                gpu_memory_budget_mib=settings.gpu_memory_budget_mib,
+            ),
+            save=self._save,
+            device=lambda: self._device,
+            answers=self._client,
+        )
+        self._reporter = SnapshotReporter(self._links.diagnostics, self.snapshot, _backoff(0.5, 10.0))
+        self.desk = Desk(
+            files=StorageFiles(self._cache, self._links.storage),
+            runner=CpuRunner(self.pool, folder / "scratch", folder / "compiled", self._limits()),
+            results=self._client,
+            chooser=self.control,
+            clock=self._clock,
+            make_backoff=partial(_backoff, 0.2, 5.0),
+            on_change=self._show,
+        )
+        """What is being worked on."""
+        self._session = Session(
+            self._links,
+            identity=identity,
+            display_name=settings.display_name,
+            device=lambda: self._device,
+            commands=_Commands(self.desk, self.control),
+            backoff=_backoff(0.2, 10.0),
+        )
+
+    @classmethod
+    async def open(cls, settings: ParticipantSettings) -> "ParticipantApp":
+        """Takes the folder.
+
+        Raises:
+            FailedPrecondition: another process holds it, or its identity is damaged; named in the message.
+            OSError: it can't be written.
+        """
+        lock = await asyncio.to_thread(FolderLock, settings.folder)
+        try:
+            identity = await asyncio.to_thread(
+                identities.load_or_create, settings.folder, settings.participant_id
+            )
+            await asyncio.to_thread(_clean, settings.folder)
+            return cls(settings, lock, identity)
+        except BaseException:
+            lock.release()
+            raise
+
+    def find_adapters(self) -> tuple[Adapter, ...]:
+        """Returns the GPUs that this version's runtimes can use: it has none for them."""
+        return ()
+
+    # --- running ------------------------------------------------------------------------------
+
+    async def run(self, on_ready: Callable[[str], None] | None = None) -> None:
+        """Takes part until cancelled or stopped.
+
+        Args:
+            on_ready: called with the address of the local control service (empty: not served).
+
+        Raises:
+            PermissionDenied: `CREDENTIAL_MISMATCH`; FailedPrecondition: `CONTRACT_VERSION`.
+        """
+        await self._cache.open()
+        address = await self._serve_control()
+        if on_ready is not None:
+            on_ready(address)
+        background = [
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._warm_up()),
+        ]
+        session = asyncio.create_task(self._session.run())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({session, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if session.done():
+                session.result()
+        finally:
+            await self._wind_down([session, stop, *background])
+
+    def stop(self) -> None:
+        """Has `run` give the work back and end, within 2 s."""
+        self._stop.set()
+
+    async def _wind_down(self, tasks: "Sequence[asyncio.Task[Any]]") -> None:
+        self.pool.interrupt()
+        await self.desk.stop(GIVE_BACK_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.close()
+
+    async def _warm_up(self) -> None:
+        """Starts a worker before the first assignment comes: it takes 0.2 s."""
+        try:
+            await self.pool.warm_up()
+        except Exception:
+            log.exception("no worker process can be started yet; trying again with the first assignment")
+
+    async def _serve_control(self) -> str:
+        options = self._settings.control
+        if options is None:
+            return ""
+        folder = self._settings.folder
+        key = await asyncio.to_thread(SigningKey.load_or_create, folder / "control-key.pem")
+        token = key.issue(self.identity.participant_id, Role.OWNER, CONTROL_TOKEN_SECONDS)
+        self._host = Host([self], Verifier([key.public_pem]), options)
+        address = await self._host.start()
+        await asyncio.to_thread(write_secret, folder / CONTROL_TOKEN, token.encode())
+        await asyncio.to_thread(write_secret, folder / CONTROL_ADDRESS, address.encode())
+        return address
+
+    # --- the local control service ------------------------------------------------------------
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the control servicer."""
+        servicer = ParticipantServicer(self.control, self.state)
+        participant_service_pb2_grpc.add_ParticipantServiceServicer_to_server(servicer, server)
+
+    async def start(self) -> None:
+        """Nothing to recover: `run` does the work."""
+
+    async def drain(self) -> None:
+        """Watchers are cut with the port."""
+
+    async def close(self) -> None:
+        """Kills the workers, closes ports and channels, lets go of the folder. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        await self.pool.close()
+        host, self._host = self._host, None
+        if host is not None:
+            await host.stop(grace=0)
+            with contextlib.suppress(OSError):
+                (self._settings.folder / CONTROL_ADDRESS).unlink()
+        await self._links.close()
+        self._lock.release()
+
+    # --- showing ------------------------------------------------------------------------------
+
+    def snapshot(self) -> snapshot_pb2.Snapshot:
+        """Returns what the device is doing at this moment."""
+        self._sequence += 1
+        snapshot = snapshot_pb2.Snapshot(
+            participant_id=self.identity.participant_id,
+            sequence=self._sequence,
+            run_start_time=convert.time_to_proto(self._started),
+            time=convert.time_to_proto(self._clock.now()),
+            stage=convert.stage_to_proto(Stage.IDLE),
+            runtime=RUNTIME,
+            max_workers=self.control.workers_allowed,
+            gpu_memory_budget_mib=self.control.settings.gpu_memory_budget_mib,
+        )
+        if self._device.adapters:
+            snapshot.adapter.CopyFrom(convert.adapter_to_proto(self._device.adapters[0]))
+        execution = self.desk.execution
+        if execution is not None:
+            convert.execution_into_snapshot(execution, self._clock.monotonic(), snapshot)
+        return snapshot
+
+    def state(self) -> participant_service_pb2.ParticipantState:
+        """Returns the device as it is now."""
+        control = self.control
+        return participant_service_pb2.ParticipantState(
+            participant_id=self.identity.participant_id,
+            display_name=self._settings.display_name or self.identity.participant_id,
+            coordinator_address=self._settings.coordinator,
+            connected=control.connected,
+            disconnected_reason=control.disconnected_reason,
+            snapshot=self.snapshot(),
+            settings=convert.settings_to_proto(control.settings),
+            invitations=[convert.invitation_to_proto(found) for found in control.invitations.all()],
+            device=convert.device_to_proto(self._device),
+        )
+
+    def _show(self) -> None:
+        self._reporter.poke()
+        self.control.changed()
+
+    async def _save(self, settings: DeviceSettings) -> None:
+        await asyncio.to_thread(self._settings_file.save, settings)
+
+    def _limits(self) -> DeviceLimits:
+        given = self._settings.memory_bytes
+        most = given if given is not None else psutil.virtual_memory().total * 3 // 4
+        return DeviceLimits(
+            memory_bytes=max(PAGE, min(most, MOST_PAGES * PAGE)), step_seconds=self._settings.step_seconds
+        )
+
+
+class _Commands:
+    """Hands the coordinator's commands to desk and control."""
+
+    def __init__(self, desk: Desk, control: DeviceControl) -> None:
+        self._desk = desk
+        self._control = control
+
+    def joined(self, progress_interval: float) -> None:
+        self._desk.progress_interval = progress_interval
+        self._control.joined()
+
+    def left(self, reason: str) -> None:
+        self._control.left(reason)
+
+    def invited(self, invitation: Invitation) -> None:
+        self._control.invited(invitation)
+
+    def uninvited(self, invitation_id: str, reason: str) -> None:
+        self._control.uninvited(invitation_id, reason)
+
+    def assigned(self, assignment: Assignment) -> None:
+        self._desk.accept(assignment)
+
+    def cancelled(self, assignment_id: str, attempt: int, reason: str) -> None:
+        self._desk.cancel(assignment_id, attempt, reason)
+
+    def held(self) -> list[tuple[str, int]]:
+        return self._desk.held
+
+
+def _connect(root_cert: Path | None, address: str, token: Callable[[], str]) -> grpc.aio.Channel:
+    return connect(address, token, root_cert=root_cert)
+
+
+def _backoff(first: float, most: float) -> Backoff:
+    return Backoff(first, most, random.random)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _clean(folder: Path) -> None:
+    """Removes results that an earlier run left behind, and makes the folders."""
+    shutil.rmtree(folder / "scratch", ignore_errors=True)
+    for name in ("scratch", "compiled", "cache"):
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
