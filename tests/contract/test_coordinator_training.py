@@ -15,11 +15,11 @@ async def test_a_job_runs_to_its_end(tmp_path: Path) -> None:
 
         job = await running.ended(job_id)
 
-        assert job_pb2.JOB_STATE_COMPLETED == job.state, job.failure
+        assert job.state == job_pb2.JOB_STATE_COMPLETED, job.failure
         assert 4 == job.progress.rounds_done == job.progress.rounds_wanted
-        assert (2, 2) == (job.progress.passes_done, job.progress.passes_wanted)
-        assert 36 == job.progress.units_done
+        assert (job.progress.passes_done, job.progress.passes_wanted) == (2, 2)
+        assert job.progress.units_done == 36
         rounds = await running.rounds(job_id)
-        assert [0, 1, 2, 3, 4] == [r.round for r in rounds]
-        assert [False, False, True, False, True] == [bool(r.validation_metrics) for r in rounds]
-        assert 5 == len({r.weights_sha256 for r in rounds})
+        assert [r.round for r in rounds] == [0, 1, 2, 3, 4]
+        assert [bool(r.validation_metrics) for r in rounds] == [False, False, True, False, True]
+        assert len({r.weights_sha256 for r in rounds}) == 5

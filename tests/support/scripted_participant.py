@@ -1,7 +1,8 @@
 """A participant that speaks WorkService with numpy in the place of WebAssembly.
 
-What it computes is a pure function of (base weights, chunk, configuration), as of a real package, so the same
-job gives the same bytes whoever runs it. A test scripts it: holds its work, has it fail, or sends what it likes.
+What it computes is a pure function of (base weights, chunk, configuration), as of a real package, so the
+same job gives the same bytes whoever runs it. A test scripts it: holds its work, has it fail, or sends
+what it likes.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ def weight_count(assignment: pb.Assignment) -> int:
 
 
 def compute(assignment: pb.Assignment, base: Weights | None) -> Outcome:
-    """Trains, initializes or evaluates: a step towards numbers that the chunk's digest decides, with seeded noise."""
+    """Trains (a noisy step towards numbers that the chunk decides), initializes, or evaluates."""
     count = weight_count(assignment)
     noise = np.random.default_rng(assignment.config.seed & ((1 << 64) - 1))
     if assignment.kind == job_pb2.ASSIGNMENT_KIND_INITIALIZE:

@@ -129,7 +129,14 @@ class CoordinatorApp:
 
     def _drive(self, job: JobRun) -> None:
         async def drive() -> None:
-            await RoundDriver(self._world, self._checkpoints, job).run()
+            try:
+                await RoundDriver(self._world, self._checkpoints, job).run()
+            except asyncio.CancelledError:
+                if not job.record.state.ended:  # the server stops; else the job was ended from outside
+                    raise
+                task = asyncio.current_task()
+                assert task is not None
+                task.uncancel()
             await self._jobs.retire(job)
 
         job.driver = asyncio.create_task(drive(), name=f"job {job.record.job_id}")

@@ -182,10 +182,7 @@ class JobCommands:
             NotFound: JOB_NOT_FOUND.
             FailedPrecondition: JOB_STATE, NOT_ENOUGH_PARTICIPANTS.
         """
-        sight = await self._world.exclusive(lambda: self._command(job_id, command))
-        if sight.record.state is JobState.STOPPED and isinstance(sight, JobRun):
-            await self.retire(sight)
-        return sight
+        return await self._world.exclusive(lambda: self._command(job_id, command))
 
     async def _command(self, job_id: str, command: Command) -> JobSight:
         job = await self.sight(job_id)
@@ -214,16 +211,12 @@ class JobCommands:
         return job
 
     async def retire(self, job: JobRun) -> None:
-        """Ends the driver of an ended job and removes its files here; forgets it when nothing is left."""
-        driver, job.driver = job.driver, None
-        if driver is not None and driver is not asyncio.current_task():
-            driver.cancel()
-            await asyncio.gather(driver, return_exceptions=True)
+        """Removes an ended job's files here, and forgets it when nothing is left to do."""
+        job.driver = None
         await self._checkpoints.forget(job.record.job_id)
 
         async def change() -> None:
-            if job.record.state.ended and not job.validations:
-                self._world.jobs.pop(job.record.job_id, None)
+            self._world.let_go(job)
 
         await self._world.exclusive(change)
 
@@ -234,13 +227,10 @@ class JobCommands:
             NotFound: JOB_NOT_FOUND.
             FailedPrecondition: JOB_STATE.
         """
-        job = await self._world.exclusive(lambda: self._delete(job_id))
-        if isinstance(job, JobRun):
-            job.validations.clear()
-            await self.retire(job)
+        await self._world.exclusive(lambda: self._delete(job_id))
         await self.release_pending()
 
-    async def _delete(self, job_id: str) -> JobSight:
+    async def _delete(self, job_id: str) -> None:
         job = await self.sight(job_id)
         require_deletable(job_id, job.record.state)
         if isinstance(job, JobRun):
@@ -250,15 +240,17 @@ class JobCommands:
             await tx.holders.add(job_id)
         if isinstance(job, JobRun):
             job.record = replace(job.record, state=JobState.STOPPED)
+            job.validations.clear()
             del self._world.jobs[job_id]
-            job.wake.set()
+            self._world.changed(job)
+            if job.driver is not None:
+                job.driver.cancel()
         for invitation in job.invitations.values():
             if invitation.state in (InvitationState.PENDING, InvitationState.ACCEPTED):
                 self._world.members[invitation.participant_id].send(
                     InvitationEndedCommand(invitation.invitation_id, job_id, "the job was deleted")
                 )
         log.info("job deleted", job=job_id)
-        return job
 
     async def release_pending(self) -> bool:
         """Releases what storage still holds for jobs that are gone; False: storage can't be reached now."""

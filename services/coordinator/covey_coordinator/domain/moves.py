@@ -106,6 +106,7 @@ async def give_up_validation(
     if validation is not None:
         _cancel(world, validation.assignment, "the validation was given up", tell=True)
     world.changed(job)
+    world.let_go(job)
 
 
 async def end_job(world: World, job: JobRun, state: JobState, failure: FailureRecord | None = None) -> None:
@@ -144,4 +145,6 @@ async def end_job(world: World, job: JobRun, state: JobState, failure: FailureRe
             )
     job.open_round = None
     job.trouble = None
+    if job.driver is not None and not completed:
+        job.driver.cancel()  # it may be waiting for storage
     world.changed(job)

@@ -266,6 +266,7 @@ class Results:
             del job.validations[assignment.round]
             if job.latest is not None and job.latest.round == assignment.round:
                 job.latest = replace(job.latest, validation_metrics=result.metrics)
+            self._world.let_go(job)
         self._world.changed(job)
         return False
 

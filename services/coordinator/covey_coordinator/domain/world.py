@@ -223,6 +223,11 @@ class World:
         presence = Presence(member.session is not None, member.disconnected_at)
         return lease_end(lease, job.record.settings, presence, self.options.grace)
 
+    def let_go(self, job: JobRun) -> None:
+        """Forgets a job that ended and has nothing left to do; its database rows stay."""
+        if job.record.state.ended and not job.validations:
+            self.jobs.pop(job.record.job_id, None)
+
     def wall(self, monotonic: float) -> float:
         """Returns a monotonic time as unix seconds."""
         return self.clock.now() + (monotonic - self.clock.monotonic())

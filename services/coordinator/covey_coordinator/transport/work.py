@@ -1,5 +1,6 @@
 """`WorkService`: the participants' side."""
 
+import asyncio
 from typing import Any, Protocol
 
 import grpc.aio
@@ -24,6 +25,9 @@ from covey_kit.errors import FailedPrecondition, InvalidArgument, Reason
 from covey_kit.version import CONTRACT_VERSION, compatible
 
 __all__ = ["Sink", "Spill", "WorkServicer"]
+
+_WRITE_SECONDS = 30.0
+"""A participant that doesn't read its commands for so long loses its stream."""
 
 
 class Sink(Protocol):
@@ -69,7 +73,9 @@ class WorkServicer(work_service_pb2_grpc.WorkServiceServicer):
         session = await self._mesh.join(joining_from_proto(request))
         try:
             while True:
-                await context.write(command_to_proto(await session.next(), self._addresses))
+                message = command_to_proto(await session.next(), self._addresses)
+                async with asyncio.timeout(_WRITE_SECONDS):
+                    await context.write(message)
         finally:
             self._mesh.left(session)
 
