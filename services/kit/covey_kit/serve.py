@@ -77,7 +77,9 @@ class ServeOptions:
     blob_bytes: int = 1 << 40
 
 
-class _ServerServicer(server_service_pb2_grpc.ServerServiceServicer):
+class ServerServicer(server_service_pb2_grpc.ServerServiceServicer):
+    """Says what is served on the port and within which limits."""
+
     def __init__(self, names: Sequence[str], options: ServeOptions) -> None:
         self._names = names
         self._options = options
@@ -174,7 +176,7 @@ class Host:
             await self._server.stop(None)
             raise
         server_service_pb2_grpc.add_ServerServiceServicer_to_server(
-            _ServerServicer(self._names, self._options), self._server
+            ServerServicer(self._names, self._options), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         served = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
