@@ -1,13 +1,19 @@
 """`covey join`: let this device take part in a mesh."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from covey.cli._command import example
+from covey.cli._command import JsonOption, example
+from covey.cli._output import Out
+
+if TYPE_CHECKING:
+    from covey_participant.app import ParticipantSettings
 
 __all__ = ["add_to"]
+
+MIB = 1 << 20
 
 
 def add_to(root: typer.Typer) -> None:
@@ -17,14 +23,94 @@ def add_to(root: typer.Typer) -> None:
 
 def join(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The coordinator's HOST:PORT.")],
-    name: Annotated[str, typer.Option("--name", help="What people will call this device.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", envvar="COVEY_NAME", help="What people will call this device.")
+    ] = "",
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where its state and its cache go.")
+        Path | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            envvar="COVEY_PARTICIPANT_FOLDER",
+            help="Where its identity and its cache lie.  [default: the user's data folder, by coordinator]",
+        ),
     ] = None,
     accept_all: Annotated[
-        bool,
-        typer.Option("--accept-all/--ask", help="Accept every invitation, or wait for an answer to each."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--accept-all/--ask",
+            envvar="COVEY_ACCEPT_ALL",
+            help="Accept every invitation, or wait for answers.  [default: as before, at first --ask]",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend", metavar="auto|cpu|gpu", help="What to run on.  [default: as before, at first auto]"
+        ),
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option("--max-workers", min=1, max=1024, help="Local workers of one assignment.")
+    ] = None,
+    memory_mib: Annotated[
+        int | None, typer.Option("--memory-mib", min=1, help="Memory that a package may use.")
+    ] = None,
+    root_cert: Annotated[
+        Path | None,
+        typer.Option("--root-cert", metavar="FILE", envvar="COVEY_ROOT_CERT", help="PEM certificates: TLS."),
+    ] = None,
+    log_level: Annotated[
+        str, typer.Option("--log-level", envvar="COVEY_LOG_LEVEL", help="debug, info, warning or error.")
+    ] = "info",
+    as_json: JsonOption = False,
 ) -> None:
-    """Take part in a mesh with this device, until Ctrl-C."""
-    raise NotImplementedError
+    """Take part in a mesh with this device, until Ctrl-C.
+
+    It joins again by itself whenever the connection is lost. With --json one object is printed when it is
+    ready: participant_id, folder, control_address.
+    """
+    from covey.context import check_address, data_folder
+    from covey_participant.app import ParticipantSettings
+    from covey_participant.domain.values import Preference
+
+    check_address(address)
+    if backend is not None and backend.upper() not in Preference.__members__:
+        raise typer.BadParameter(f"expected auto, cpu or gpu, found {backend!r}", param_hint="--backend")
+    settings = ParticipantSettings(
+        coordinator=address,
+        folder=(folder or data_folder() / "participants" / address.replace(":", "-")).absolute(),
+        display_name=name,
+        root_cert=root_cert,
+        accept_all=accept_all,
+        preference=Preference[backend.upper()] if backend is not None else None,
+        max_local_workers=max_workers,
+        memory_bytes=memory_mib * MIB if memory_mib is not None else None,
+    )
+    _run(settings, Out(as_json=as_json), log_level)
+
+
+def _run(settings: "ParticipantSettings", out: Out, log_level: str) -> None:
+    import asyncio
+
+    from covey.join import run
+    from covey.parent import tie_to_parent
+    from covey_kit.logging import configure
+    from covey_kit.memory import tune_malloc
+
+    tie_to_parent()
+    try:
+        configure(log_level)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-level") from error
+    tune_malloc()
+
+    def on_ready(participant_id: str, control: str) -> None:
+        facts = {
+            "participant_id": participant_id,
+            "folder": str(settings.folder),
+            "control_address": control or None,
+        }
+        out.value(facts)
+        out.line(f"this device is {participant_id}; its state is in {settings.folder}; Ctrl-C leaves")
+
+    asyncio.run(run(settings, on_ready))
