@@ -1,9 +1,9 @@
 """Model packages written in WebAssembly text: one that behaves, and one for each way not to.
 
-The well-behaved model is the *adder*: `weights` f32 numbers, and units that are f32 numbers too. Training on
-a unit x adds `learningRate · x` (rounded to f32) to every weight; so NumPy knows every bit of every result
-(`adder_train`). `initialize(seed)` sets weight i to `f32(seed + i)`. Metrics: `total` (sum of x + w₀ over the
-units of work) and `absent`, whose count is always 0. A prediction adds w₀ to each input.
+The well-behaved model is the *adder*: `weights` f32 numbers, and units that are f32 numbers too. Training
+on a unit x adds `learningRate · x` (rounded to f32) to every weight; so NumPy knows every bit of every result
+(`adder_train`). `initialize(seed)` sets weight i to `f32((seed & 255) + i)`. Metrics: `total` (sum of x + w₀
+over the units of work) and `absent`, whose count is always 0. A prediction adds w₀ to each input.
 
 Everything else is the adder with some function bodies replaced: see `VARIANTS`.
 """
@@ -66,7 +66,8 @@ BODIES: dict[str, str] = {
     "covey_initialize": """
       (loop $each
         (f32.store offset={weights_at} (i32.shl (local.get $i) (i32.const 2))
-          (f32.convert_i64_s (i64.add (local.get $seed) (i64.extend_i32_u (local.get $i)))))
+          (f32.convert_i64_s (i64.add (i64.and (local.get $seed) (i64.const 255))
+                                      (i64.extend_i32_u (local.get $i)))))
         (local.set $i (i32.add (local.get $i) (i32.const 1)))
         (br_if $each (i32.lt_u (local.get $i) (i32.const {weights}))))
       (i32.const 0)""",
@@ -377,7 +378,7 @@ def write_package(
 
 def adder_initialize(weights: int, seed: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Returns what `covey_initialize` makes."""
-    return (np.arange(weights, dtype=np.int64) + seed).astype(np.float32)
+    return (np.arange(weights, dtype=np.int64) + (seed & 255)).astype(np.float32)
 
 
 def adder_train(

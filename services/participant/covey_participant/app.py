@@ -93,12 +93,10 @@ class ParticipantApp:
 
     service_names: Sequence[str] = ("covey.v1.ParticipantService",)
 
-    def __init__(
-        self, settings: ParticipantSettings, lock: FolderLock, identity: identities.Identity
-    ) -> None:
+    def __init__(self, settings: ParticipantSettings, lock: FolderLock, found: "_Found") -> None:
         self._settings = settings
         self._lock = lock
-        self.identity = identity
+        self.identity = identity = found.identity
         self._started = time.time()
         self._sequence = 0
         self._clock = SystemClock()
@@ -121,12 +119,7 @@ class ParticipantApp:
         self._links = Links(settings.coordinator, partial(_connect, settings.root_cert))
         self._client = WorkClient(self._links.coordinator, identity.participant_id)
         self.control = DeviceControl(
-            settings=self._settings_file.start_with(
-                accept_all=settings.accept_all,
-                preference=settings.preference,
-                max_local_workers=settings.max_local_workers,
-                gpu_memory_budget_mib=settings.gpu_memory_budget_mib,
-            ),
+            settings=found.settings,
             save=self._save,
             device=lambda: self._device,
             answers=self._client,
@@ -161,11 +154,7 @@ class ParticipantApp:
         """
         lock = await asyncio.to_thread(FolderLock, settings.folder)
         try:
-            identity = await asyncio.to_thread(
-                identities.load_or_create, settings.folder, settings.participant_id
-            )
-            await asyncio.to_thread(_clean, settings.folder)
-            return cls(settings, lock, identity)
+            return cls(settings, lock, await asyncio.to_thread(_find, settings))
         except BaseException:
             lock.release()
             raise
@@ -355,8 +344,25 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _clean(folder: Path) -> None:
-    """Removes results that an earlier run left behind, and makes the folders."""
+@dataclass(frozen=True)
+class _Found:
+    """What was in the folder, or was put there now."""
+
+    identity: identities.Identity
+    settings: DeviceSettings
+
+
+def _find(settings: ParticipantSettings) -> _Found:
+    """Reads or makes what lies in the folder, and removes results that an earlier run left behind."""
+    folder = settings.folder
+    identity = identities.load_or_create(folder, settings.participant_id)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     for name in ("scratch", "compiled", "cache"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    device_settings = SettingsFile(folder).start_with(
+        accept_all=settings.accept_all,
+        preference=settings.preference,
+        max_local_workers=settings.max_local_workers,
+        gpu_memory_budget_mib=settings.gpu_memory_budget_mib,
+    )
+    return _Found(identity, device_settings)
