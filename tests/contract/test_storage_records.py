@@ -224,9 +224,7 @@ async def test_scrub_finds_damage_and_loss(served: Storage) -> None:
     assert damaged == sorted(map(sha256, BLOBS[:3]))
     assert reports[-1].blobs_checked == 25
     assert (await inventory(served)).quarantined_count == 3
-    assert sorted(path.name for path in (served.folder / "quarantine").iterdir()) == sorted(
-        [flipped.name, cut.name]
-    )
+    assert listing(served.folder / "quarantine") == {flipped.name, cut.name}
     assert (await get(served.stub(), sha256(BLOBS[5])))[1] == BLOBS[5]
     missing = await served.stub().FindMissingBlobs(pb.FindMissingBlobsRequest(blobs=map(ref, BLOBS)))
     assert sorted(blob.sha256 for blob in missing.missing) == damaged
