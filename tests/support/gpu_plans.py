@@ -1,7 +1,7 @@
 """A linear model as a shader archive, small enough to be checked by hand, and its twin in NumPy f64.
 
-y = x·w + b with D inputs; the loss is the mean of (y − t)²; training is plain SGD. Tensor 0 holds x (batch × D,
-f32), tensor 1 holds t (batch, f32). Rows beyond `batchUnits` are zero and must not count.
+y = x·w + b with eight inputs; the loss is the mean of (y − t)²; training is plain SGD. Tensor 0 holds x
+(batch × 8, f32), tensor 1 holds t (batch, f32). Rows beyond `batchUnits` are zero and must not count.
 """
 
 import io
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from covey_participant.domain.values import Adapter
 from covey_participant.runtime.gpu.archive import ShaderArchive, read_archive
-from covey_participant.runtime.gpu.facts import AdapterFacts, PackageFacts
+from covey_participant.runtime.gpu.facts import PackageFacts
 from covey_participant.runtime.gpu.inputs import Minibatch
 
 INPUTS = 8
@@ -123,7 +124,9 @@ def archive_bytes(plan: Mapping[str, Any], modules: Mapping[str, str] | None = N
     return buffer.getvalue()
 
 
-def linear_archive(plan: Mapping[str, Any] | None = None, modules: Mapping[str, str] | None = None) -> ShaderArchive:
+def linear_archive(
+    plan: Mapping[str, Any] | None = None, modules: Mapping[str, str] | None = None
+) -> ShaderArchive:
     """The archive, read."""
     return read_archive(archive_bytes(plan or linear_plan(), modules))
 
@@ -134,7 +137,7 @@ def linear_facts(batch: int = BATCH, rate: float = RATE) -> PackageFacts:
     return PackageFacts({"weight": INPUTS, "bias": 1}, values, metrics=1)
 
 
-def adapter_facts(**limits: int) -> AdapterFacts:
+def adapter_facts(**limits: int) -> Adapter:
     """An adapter with the limits that every WebGPU device has, and those given (with underscores)."""
     least = {
         "max-buffer-size": 256 << 20,
@@ -150,7 +153,7 @@ def adapter_facts(**limits: int) -> AdapterFacts:
         "max-compute-workgroup-storage-size": 16384,
     }
     given = {name.replace("_", "-"): value for name, value in limits.items()}
-    return AdapterFacts("test", "CPU", "Vulkan", limits={**least, **given})
+    return Adapter("test", "CPU", "Vulkan", limits={**least, **given})
 
 
 def minibatches(count: int, seed: int, last_units: int = BATCH) -> list[tuple[F32, F32]]:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .facts import AdapterFacts
+from covey_participant.domain.values import Adapter
 
 LIST_SECONDS = 20.0
 MOST_BYTES = 1 << 20
@@ -59,7 +59,7 @@ def _runtime_folder() -> str:
     return str(folder)
 
 
-async def list_adapters(seconds: float = LIST_SECONDS) -> list[AdapterFacts]:
+async def list_adapters(seconds: float = LIST_SECONDS) -> list[Adapter]:
     """Returns the adapters of this machine, best first; empty when there are none or no driver answers."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -91,14 +91,13 @@ async def list_adapters(seconds: float = LIST_SECONDS) -> list[AdapterFacts]:
         return []  # it died before it could say anything
 
 
-def parse(output: bytes) -> list[AdapterFacts]:
+def parse(output: bytes) -> list[Adapter]:
     """Returns what the child printed."""
     return [
-        AdapterFacts(
+        Adapter(
             name=str(item["name"])[:256],
             adapter_type=str(item["adapter_type"])[:64],
             api=str(item["api"])[:64],
-            driver=str(item["driver"])[:256],
             limits={str(name): int(value) for name, value in item["limits"].items()},
             features=frozenset(str(name) for name in item["features"]),
         )
@@ -106,14 +105,13 @@ def parse(output: bytes) -> list[AdapterFacts]:
     ]
 
 
-def describe(adapter: Any) -> AdapterFacts:
+def describe(adapter: Any) -> Adapter:
     """Returns the facts of a wgpu adapter."""
     info = adapter.info
-    return AdapterFacts(
+    return Adapter(
         name=str(info["device"] or info["vendor"] or "GPU"),
         adapter_type=str(info["adapter_type"]),
         api=str(info["backend_type"]),
-        driver=str(info["description"]),
         limits={name: int(value) for name, value in adapter.limits.items()},
         features=frozenset(adapter.features),
     )

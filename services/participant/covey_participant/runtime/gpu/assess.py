@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from covey.v1 import shader_plan_pb2
+from covey_participant.domain.values import Adapter
 
 from .archive import PLAN, ShaderArchive
 from .assess_pipelines import PipelineCheck
 from .expressions import ExpressionError, Names, evaluate
-from .facts import OWN_FIELDS, AdapterFacts, PackageFacts
+from .facts import OWN_FIELDS, PackageFacts
 from .plan import (
     MOST_SLOTS,
     Assessment,
@@ -31,7 +32,7 @@ _ELEMENTS = {value: name for name, value in shader_plan_pb2.ShaderBuffer.Element
 
 
 def assess(
-    archive: ShaderArchive, package: PackageFacts, adapter: AdapterFacts, budget_bytes: int | None = None
+    archive: ShaderArchive, package: PackageFacts, adapter: Adapter, budget_bytes: int | None = None
 ) -> Assessment:
     """Checks a plan against its package, an adapter and a memory budget. Pure; nothing reaches a driver.
 
@@ -43,7 +44,7 @@ def assess(
 
 class _Check:
     def __init__(
-        self, archive: ShaderArchive, package: PackageFacts, adapter: AdapterFacts, budget_bytes: int | None
+        self, archive: ShaderArchive, package: PackageFacts, adapter: Adapter, budget_bytes: int | None
     ) -> None:
         self._archive = archive
         self._plan = archive.plan

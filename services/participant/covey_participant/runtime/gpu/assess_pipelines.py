@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from covey.v1 import shader_plan_pb2
+from covey_participant.domain.values import Adapter
 
 from .archive import PLAN, ShaderArchive
 from .expressions import ExpressionError, Names, evaluate
-from .facts import AdapterFacts
 from .plan import Access, Binding, Buffer, Kind, Pipeline, PlanViolation, Role
 from .wgsl import EntryPoint, entry_points
 from .wgsl_types import WgslError
@@ -33,7 +33,7 @@ class PipelineCheck:
         self,
         archive: ShaderArchive,
         names: Names,
-        adapter: AdapterFacts,
+        adapter: Adapter,
         known: Mapping[str, Buffer],
         declared: Collection[str],
     ) -> None:

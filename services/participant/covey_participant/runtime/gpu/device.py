@@ -8,9 +8,9 @@ import wgpu
 from wgpu.backends.wgpu_native import _ffi
 
 from covey_kit.errors import Reason
+from covey_participant.domain.values import Adapter
 
 from .adapters import describe, ranked
-from .facts import AdapterFacts
 from .failure import GpuFailure
 
 # Encoding through cffi itself takes 0.4 µs a call, through wgpu's Python objects 1.3 µs. What is wrong with a
@@ -61,7 +61,7 @@ def gpu_errors(what: str, *, shader: bool = False) -> Iterator[None]:
 class Device:
     """An open device."""
 
-    def __init__(self, gpu: Any, facts: AdapterFacts, features: frozenset[str]) -> None:
+    def __init__(self, gpu: Any, facts: Adapter, features: frozenset[str]) -> None:
         self.gpu = gpu
         self.facts = facts
         self.features = features

@@ -1,10 +1,10 @@
-"""What the GPU half must know about a package and about a device: plain data, without a proto or a driver."""
+"""What the GPU half must know about a package: plain data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
-from covey.v1 import common_pb2, package_pb2
+from covey.v1 import package_pb2
 
 OWN_FIELDS = ("batchSize", "learningRate", "localEpochs")
 """Hyperparameters with fields of their own in a configuration; all others are the model's."""
@@ -35,50 +35,6 @@ class PackageFacts:
         return int(self.hyperparameters["batchSize"])
 
 
-@dataclass(frozen=True)
-class AdapterFacts:
-    """One adapter.
-
-    Attributes:
-        name: as the driver gives it.
-        adapter_type: `DiscreteGPU`, `IntegratedGPU`, `CPU` (software) or what the driver says.
-        api: `Vulkan`, `Metal`, `D3D12`, …
-        driver: the driver's description of itself.
-        limits: WebGPU limits by hyphenated name.
-        features: WebGPU feature names.
-    """
-
-    name: str
-    adapter_type: str
-    api: str
-    driver: str = ""
-    limits: Mapping[str, int] = field(default_factory=dict)
-    features: frozenset[str] = frozenset()
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether its buffers lie in the machine's own memory."""
-        return self.adapter_type in ("CPU", "IntegratedGPU")
-
-    def lacking_limits(self, required: Mapping[str, int]) -> list[str]:
-        """Returns a sentence for each limit that is below what is required; unknown names count as missing.
-
-        Limits named `min-…` are alignments, where less is better.
-        """
-        lacking = []
-        for name, wanted in sorted(required.items()):
-            found = self.limits.get(name)
-            if found is None:
-                lacking.append(f"{name}: expected {wanted}, this adapter has no such limit")
-            elif found > wanted if name.startswith("min-") else found < wanted:
-                lacking.append(f"{name}: expected {wanted}, this adapter has {found}")
-        return lacking
-
-    def lacking_features(self, required: Sequence[str]) -> list[str]:
-        """Returns the features that it doesn't have."""
-        return sorted(set(required) - self.features)
-
-
 def package_facts(
     manifest: package_pb2.ModelPackage,
     *,
@@ -106,11 +62,3 @@ def package_facts(
         evaluation=manifest.capabilities.evaluation,
         experience=manifest.work_source.kind == package_pb2.WorkSource.EXPERIENCE,
     )
-
-
-def requirements(manifest: package_pb2.ModelPackage) -> tuple[dict[str, int], list[str]] | None:
-    """Returns the limits and features that the package's GPU_WGPU backend requires; None: it has none."""
-    for backend in manifest.backends:
-        if backend.kind == common_pb2.GPU_WGPU:
-            return dict(backend.requires.limits), list(backend.requires.features)
-    return None
