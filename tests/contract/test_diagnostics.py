@@ -50,6 +50,7 @@ class Mesh:
 
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
+    """A diagnostics server of its own for the test."""
     key = SigningKey.generate()
     app = await DiagnosticsApp.open(DiagnosticsSettings())
     host = Host([app], Verifier([key.public_pem]), ServeOptions())

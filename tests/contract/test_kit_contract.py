@@ -108,11 +108,13 @@ class App:
 
 @pytest.fixture
 def key() -> SigningKey:
+    """The key whose tokens the server trusts."""
     return SigningKey.generate()
 
 
 @pytest.fixture
 async def address(key: SigningKey) -> AsyncIterator[str]:
+    """Address of a running server."""
     host = Host([App()], Verifier([key.public_pem]), ServeOptions())
     yield await host.start()
     await host.stop(grace=0)
