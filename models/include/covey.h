@@ -17,7 +17,7 @@
  *     covey_initialize                              only to make the weights of round 0
  *     (the host writes weights at covey_weights)    for every other use
  *     covey_load                                    a chunk; may be repeated, replaces the last one
- *     covey_begin, covey_step until it returns 0    TRAIN or EVALUATE (or PLAY, UPDATE)
+ *     covey_begin, covey_step until it returns 0    TRAIN or EVALUATE (or PLAY, UPDATE, or a stream)
  *     covey_metrics, (the host reads the weights)   what came of it
  *     covey_predict                                 inference, at any time after the weights are there
  *
@@ -51,10 +51,12 @@ enum {
 
 /* What covey_begin starts. */
 enum {
-    COVEY_TRAIN = 1,    /* local_epochs passes of the optimizer over the units; changes the weights */
-    COVEY_EVALUATE = 2, /* one pass over the units without changing anything but the metrics */
-    COVEY_PLAY = 3,     /* experience packages: play units with the weights, record what happened */
-    COVEY_UPDATE = 4    /* experience packages: train once over the loaded experience, in unit order */
+    COVEY_TRAIN = 1,          /* local_epochs passes of the optimizer over the units; changes the weights */
+    COVEY_EVALUATE = 2,       /* one pass over the units without changing anything but the metrics */
+    COVEY_PLAY = 3,           /* experience packages: play units with the weights, record what happened */
+    COVEY_UPDATE = 4,         /* experience packages: train once over the loaded experience, in unit order */
+    COVEY_STREAM_TRAIN = 5,   /* dataset packages with a GPU plan: the minibatches of a TRAIN, one a step */
+    COVEY_STREAM_EVALUATE = 6 /* the same for an EVALUATE */
 };
 
 /* Levels of covey.log. */
@@ -168,7 +170,24 @@ COVEY_EXPORT(covey_error) const char *covey_error(void);
  * covey_span *covey_tensor(int32_t index)
  *     Decoded inputs for the GPU plan of the package: where tensor `index` lies, and its elements
  *     (4 bytes each, f32 or u32 as the plan says). Null when there is no such tensor. A dataset
- *     package offers its batch stream, an experience package its trajectories.
+ *     package offers its batch stream, an experience package its trajectories. The order of tensors
+ *     is the package's affair; plan.json names them by index. Valid until the next call that changes
+ *     anything; with nothing in it, a tensor has 0 elements.
+ *
+ * The batch stream of a dataset package with a GPU plan:
+ *
+ *     covey_begin(COVEY_STREAM_TRAIN or COVEY_STREAM_EVALUATE, first, units)
+ *     covey_step()      makes one minibatch and trains nothing; returns the units of work left after it
+ *     covey_tensor(i)   that minibatch, decoded: what the module's own kernels would compute on
+ *
+ *     STREAM_TRAIN makes the minibatches of a TRAIN with the same configuration: same seed, same
+ *     order, same augmentation, same sizes. A minibatch never crosses the end of a local epoch.
+ *     STREAM_EVALUATE goes through the units as they lie, in minibatches of batch_size. The work is
+ *     units x local_epochs for the first and `units` for the second, so a minibatch has as many
+ *     units as the step took off what was left before it. The last minibatch comes with the step
+ *     that returns 0. Zero units: the first step returns 0, and there is nothing in the tensors; the
+ *     same holds for any step after the last. Weights stay as they are, and metrics stay at zero:
+ *     the GPU has both.
  */
 
 #endif

@@ -4,8 +4,10 @@
 #define COVEY_SUPPORT_IMPLEMENTATION
 #include "covey_support.h"
 
-#include "chunk.h"
-#include "covey_random.h"
+#include "covey_minibatch.h"
+#define DIGITS_V1_IMPLEMENTATION
+#include "digits_v1.h"
+
 #include "network.h"
 
 #define BATCH_MOST 512u
@@ -16,9 +18,8 @@ enum { MOMENTUM, SHIFT, OWN_HYPERPARAMETERS };
 #define SHIFT_MOST 8
 /* The manifest's metrics: sum and count of each. */
 enum { LOSS_SUM, LOSS_COUNT, ACCURACY_SUM, ACCURACY_COUNT, METRIC_VALUES };
-/* Random streams of a seed, two for each local epoch. (Initial weights use 1 and 2.) */
-#define STREAM_SHUFFLE 16u
-#define STREAM_SHIFT 17u
+/* The tensors that a GPU plan can have: images f32 [n][PIXELS], labels u32 [n]. */
+enum { IMAGES, LABELS, TENSORS };
 
 static network weights __attribute__((aligned(16)));
 static network velocity __attribute__((aligned(16)));
@@ -34,20 +35,20 @@ static uint32_t work_bytes;
 static chunk data;
 static int loaded;
 
-/* The phase in progress. */
-static int32_t phase; /* 0: none */
-static uint32_t *order; /* [units] the images of this epoch, in order */
-static uint32_t first_unit, units, position, epoch;
+static minibatches way;
+static covey_span tensors[TENSORS];
+static void *stream_block;
+static uint32_t stream_bytes;
 
 int32_t covey_abi(void) { return COVEY_ABI; }
 float *covey_weights(void) { return (float *)&weights; }
 const double *covey_metrics(void) { return metrics; }
 
 static void end_phase(void) {
-    if (order) covey_free(order, units * (uint32_t)sizeof *order);
-    order = 0;
-    first_unit = units = position = epoch = 0;
-    phase = 0;
+    minibatches_end(&way);
+    covey_free(stream_block, stream_bytes);
+    stream_block = 0;
+    memset(tensors, 0, sizeof tensors);
 }
 
 /* ---- Configuration ------------------------------------------------------------------------- */
@@ -137,51 +138,43 @@ int32_t covey_load(const void *bytes, uint32_t length) {
 
 /* ---- Work ---------------------------------------------------------------------------------- */
 
-/* The order of one epoch's units: Fisher and Yates's shuffle in training, as they lie in evaluation. */
-static void order_epoch(void) {
-    for (uint32_t i = 0; i < units; i++) order[i] = first_unit + i;
-    if (phase != COVEY_TRAIN) return;
-    uint64_t key = covey_random_key(config.seed, STREAM_SHUFFLE + 2 * epoch);
-    for (uint32_t i = units; i > 1; i--) {
-        uint32_t j = covey_random_below(key, i, i), kept = order[i - 1];
-        order[i - 1] = order[j];
-        order[j] = kept;
-    }
+/* Memory for one minibatch's tensors. */
+static int32_t make_stream(void) {
+    stream_bytes = config.batch_size * (PIXELS + 1) * (uint32_t)sizeof(float);
+    stream_block = covey_alloc(stream_bytes);
+    if (stream_block) return COVEY_OK;
+    return covey_fail(COVEY_NO_MEMORY, "no memory for tensors of %u images (%u bytes)", config.batch_size,
+                      stream_bytes);
 }
 
-int32_t covey_begin(int32_t wanted, int64_t first, int32_t count) {
+int32_t covey_begin(int32_t phase, int64_t first, int32_t units) {
     end_phase();
     memset(metrics, 0, sizeof metrics);
-    if (wanted != COVEY_TRAIN && wanted != COVEY_EVALUATE) {
-        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows TRAIN (1), EVALUATE (2)", wanted);
+    if (phase != COVEY_TRAIN && phase != COVEY_EVALUATE && phase != COVEY_STREAM_TRAIN &&
+        phase != COVEY_STREAM_EVALUATE) {
+        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows TRAIN (1), EVALUATE (2) and their "
+                          "streams (5, 6)", phase);
     }
     if (!configured) return covey_fail(COVEY_BAD_STATE, "covey_begin before a successful covey_configure");
     if (!loaded) return covey_fail(COVEY_BAD_STATE, "covey_begin before a successful covey_load");
-    if (first < 0 || count < 0 || first > data.count || (uint32_t)count > data.count - (uint32_t)first) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "the units asked for aren't within the %u that are loaded",
-                          data.count);
-    }
-    order = covey_alloc((uint32_t)count * (uint32_t)sizeof *order);
-    if (!order) return covey_fail(COVEY_NO_MEMORY, "no memory for the order of %u units", (uint32_t)count);
-    phase = wanted;
-    units = (uint32_t)count;
-    first_unit = (uint32_t)first;
+    int32_t status = minibatches_begin(&way, phase, first, units, data.count, &config);
+    if (status >= 0 && minibatches_streaming(&way)) status = make_stream();
+    if (status < 0) end_phase();
     memset(&velocity, 0, sizeof velocity);
-    order_epoch();
-    return COVEY_OK;
+    return status;
 }
 
 /* Loss, hits and the gradient of the scores of a batch whose logits lie in the workspace. */
-static int32_t score_batch(const uint32_t *which, uint32_t count) {
+static int32_t score_batch(uint32_t count) {
     for (uint32_t e = 0; e < count; e++) {
         float *scores = work.scores + e * SCORES;
-        uint32_t label = data.labels[which[e]], best = 0;
+        uint32_t label = data.labels[way.which[e]], best = 0;
         for (uint32_t c = 1; c < CLASSES; c++) best = scores[c] > scores[best] ? c : best;
         float of_label = scores[label];
         float loss = network_softmax(scores) - of_label;
         if (!(loss - loss == 0.0f)) {
             return covey_fail(COVEY_DIVERGED, "the loss of image %u isn't finite: the weights have grown too "
-                              "large; a lower learningRate may help", which[e]);
+                              "large; a lower learningRate may help", way.which[e]);
         }
         scores[label] -= 1.0f;
         metrics[LOSS_SUM] += loss;
@@ -192,39 +185,48 @@ static int32_t score_batch(const uint32_t *which, uint32_t count) {
     return COVEY_OK;
 }
 
-static int32_t units_left(void) {
-    uint64_t epochs = phase == COVEY_TRAIN ? config.local_epochs : 1;
-    uint64_t left = (epochs - epoch) * units - position;
-    return left > INT32_MAX ? INT32_MAX : (int32_t)left;
+/* The current minibatch's tensors; without any units there is nothing in them. */
+static void stream_batch(uint32_t count, uint64_t shift_key, uint32_t shift) {
+    float *images = stream_block;
+    uint32_t *labels = (uint32_t *)(images + config.batch_size * PIXELS);
+    memset(images, 0, count * PIXELS * sizeof *images);
+    for (uint32_t e = 0; e < count; e++) {
+        uint32_t image = way.which[e];
+        chunk_draw(&data, image, chunk_displacement(shift_key, image, shift), images + e * PIXELS, COLUMNS);
+        labels[e] = data.labels[image];
+    }
+    tensors[IMAGES] = (covey_span){(uint32_t)(uintptr_t)images, count * PIXELS};
+    tensors[LABELS] = (covey_span){(uint32_t)(uintptr_t)labels, count};
 }
 
 int32_t covey_step(void) {
-    if (phase == 0) return covey_fail(COVEY_BAD_STATE, "covey_step without a successful covey_begin");
-    int32_t left = units_left();
-    if (left == 0) return 0;
-    if (position == units) {
-        epoch++;
-        position = 0;
-        order_epoch();
+    if (way.phase == 0) return covey_fail(COVEY_BAD_STATE, "covey_step without a successful covey_begin");
+    uint32_t most = way.phase == COVEY_EVALUATE ? EVALUATION_SLICE : config.batch_size;
+    uint32_t count = minibatches_next(&way, most);
+    uint32_t shift = minibatches_training(&way) ? (uint32_t)own[SHIFT] : 0;
+    uint64_t shift_key = minibatches_augment_key(&way);
+    if (minibatches_streaming(&way)) {
+        stream_batch(count, shift_key, shift);
+        return minibatches_left(&way);
     }
-    uint32_t slice = phase == COVEY_TRAIN ? config.batch_size : EVALUATION_SLICE;
-    uint32_t count = units - position < slice ? units - position : slice;
-    const uint32_t *which = order + position;
-    uint32_t shift = phase == COVEY_TRAIN ? (uint32_t)own[SHIFT] : 0;
-    uint64_t shift_key = covey_random_key(config.seed, STREAM_SHIFT + 2 * epoch);
-    network_gather(&data, which, count, shift_key, shift, &work);
+    if (count == 0) return 0;
+    network_gather(&data, way.which, count, shift_key, shift, &work);
     network_forward(&weights, count, &work);
-    int32_t status = score_batch(which, count);
+    int32_t status = score_batch(count);
     if (status < 0) {
         end_phase();
         return status;
     }
-    if (phase == COVEY_TRAIN) {
+    if (way.phase == COVEY_TRAIN) {
         descent step = {(float)config.learning_rate, (float)own[MOMENTUM]};
         network_descend(&weights, &velocity, count, step, &work);
     }
-    position += count;
-    return units_left();
+    return minibatches_left(&way);
+}
+
+/* Ours and named in covey.h's last part: the images and labels of a stream's current minibatch. */
+COVEY_EXPORT(covey_tensor) covey_span *covey_tensor(int32_t index) {
+    return index >= 0 && index < TENSORS ? &tensors[index] : 0;
 }
 
 /* ---- Inference ----------------------------------------------------------------------------- */

@@ -6,7 +6,6 @@
 
 typedef float float4 __attribute__((vector_size(16)));
 
-#define GREY (1.0f / 255.0f) /* what a pixel's byte is multiplied by */
 #define BLOCK 32 /* columns whose sums a kernel holds at once */
 #define VECTORS (BLOCK / 4)
 
@@ -84,15 +83,11 @@ void network_gather(const chunk *data, const uint32_t *which, uint32_t count, ui
                     workspace *work) {
     uint32_t found = 0;
     for (uint32_t e = 0; e < count; e++) {
-        uint32_t down = 0, right = 0; /* modulo 2^32: what leaves up or left fails the check too */
-        if (shift) {
-            down = covey_random_below(key, 2ull * which[e], 2 * shift + 1) - shift;
-            right = covey_random_below(key, 2ull * which[e] + 1, 2 * shift + 1) - shift;
-        }
+        displacement by = chunk_displacement(key, which[e], shift);
         work->starts[e] = found;
         uint32_t last = data->starts[which[e] + 1];
         for (uint32_t i = data->starts[which[e]]; i < last; i++) {
-            uint32_t y = (data->ink[i] >> 16) + down, x = (data->ink[i] >> 8 & 255) + right;
+            uint32_t y = (data->ink[i] >> 16) + by.down, x = (data->ink[i] >> 8 & 255) + by.right;
             if (y >= ROWS || x >= COLUMNS) continue;
             work->terms[found++] = (term){(y * COLUMNS + x) * HIDDEN, (float)(data->ink[i] & 255) * GREY};
         }

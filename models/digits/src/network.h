@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#include "chunk.h"
+#include "digits_v1.h"
 
 #define HIDDEN 128
 /* A row of ten class scores, padded to three vectors. */

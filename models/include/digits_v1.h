@@ -1,5 +1,91 @@
-/* chunk.c: reads digits-v1. Every byte may be hostile: all is checked before anything is stored. */
-#include "chunk.h"
+/*
+ * digits_v1.h: the chunk format digits-v1: images of 28 x 28 grey pixels with a label from 0 to 9. It reads
+ * them, keeps them by their ink, and draws them as the network sees them.
+ *
+ * In exactly one source file of the package:
+ *
+ *     #define DIGITS_V1_IMPLEMENTATION
+ *     #include "digits_v1.h"
+ *
+ * All others include it without the define.
+ */
+#ifndef DIGITS_V1_H
+#define DIGITS_V1_H
+
+#include <stdint.h>
+
+#include "covey_random.h"
+
+#define ROWS 28
+#define COLUMNS 28
+#define PIXELS (ROWS * COLUMNS)
+#define CLASSES 10
+#define GREY (1.0f / 255.0f) /* what a pixel's byte is multiplied by */
+
+/*
+ * digits-v1, all little-endian:
+ *
+ *     header   char[4] "DIGS"; u32 version (1); u32 rows (28); u32 columns (28); u32 count
+ *     image    u8 label (0 to 9), then runs until rows * columns pixels are there
+ *     run      u8 c < 128: c + 1 blank pixels (0)
+ *              u8 c >= 128: c - 127 pixel bytes follow
+ *
+ * A run never crosses the end of its image, and the last image ends with the file.
+ */
+#define CHUNK_HEADER_BYTES 20u
+/* A label and seven blank runs: no image is shorter. */
+#define IMAGE_LEAST_BYTES (1u + (PIXELS + 127u) / 128u)
+
+/*
+ * Only the inked pixels are kept, as (row << 16 | column << 8 | value), in pixel order: four pixels out of
+ * five are blank, and a blank one adds nothing to any sum of the first layer.
+ */
+typedef struct {
+    uint32_t count;         /* images */
+    const uint32_t *starts; /* [count + 1] where an image's ink begins in `ink` */
+    const uint32_t *ink;
+    const uint8_t *labels; /* [count] */
+    void *block;           /* the one allocation behind them */
+    uint32_t block_bytes;
+} chunk;
+
+/* Fills `into` (which must be empty) and returns the number of images, or a negative status. */
+int32_t chunk_decode(chunk *into, const uint8_t *bytes, uint32_t length);
+
+/* Frees what a chunk holds and makes it empty. */
+void chunk_clear(chunk *it);
+
+/* How far an image is moved: modulo 2^32, so that what leaves the frame up or left is outside too. */
+typedef struct {
+    uint32_t down, right;
+} displacement;
+
+/* Up to `shift` pixels both ways: a pure function of (key, image). */
+static inline displacement chunk_displacement(uint64_t key, uint32_t image, uint32_t shift) {
+    if (!shift) return (displacement){0, 0};
+    return (displacement){
+        covey_random_below(key, 2ull * image, 2 * shift + 1) - shift,
+        covey_random_below(key, 2ull * image + 1, 2 * shift + 1) - shift,
+    };
+}
+
+/* Draws an image, moved, on a blank sheet of `stride` floats a row: ink from 0 to 1. */
+static inline void chunk_draw(const chunk *from, uint32_t image, displacement by, float *sheet,
+                              uint32_t stride) {
+    uint32_t last = from->starts[image + 1];
+    for (uint32_t i = from->starts[image]; i < last; i++) {
+        uint32_t y = (from->ink[i] >> 16) + by.down, x = (from->ink[i] >> 8 & 255) + by.right;
+        if (y >= ROWS || x >= COLUMNS) continue;
+        sheet[y * stride + x] = (float)(from->ink[i] & 255) * GREY;
+    }
+}
+
+#endif
+
+#if defined(DIGITS_V1_IMPLEMENTATION) && !defined(DIGITS_V1_IMPLEMENTED)
+#define DIGITS_V1_IMPLEMENTED
+
+/* Every byte may be hostile: all is checked before anything is stored. */
 
 #include "covey_support.h"
 
@@ -117,3 +203,5 @@ void chunk_clear(chunk *it) {
     covey_free(it->block, it->block_bytes);
     *it = (chunk){0};
 }
+
+#endif
