@@ -1,11 +1,12 @@
 """Compiles the model packages beside this file and keeps their manifests true.
 
-    python models/build.py [NAME ...]      compile, write model.wasm, refresh manifest.json
-    python models/build.py --check [NAME]  compile elsewhere and compare with the files that are there
+    python models/build.py [NAME ...]      compile, write model.wasm and shaders.zip, refresh manifest.json
+    python models/build.py --check [NAME]  build elsewhere and compare with the files that are there
 
 A package is a folder with `manifest.json` and C sources in `src/`. All of `src/*.c` are compiled into the one
-module that the manifest names. The result depends on the sources and the compiler's version alone: not on
-the folder, the machine or the time.
+module that the manifest names. With `shaders/`, its `plan.json` and `*.wgsl` are packed into the archive that
+the manifest names. The results depend on the sources and the compiler's version alone: not on the folder, the
+machine or the time.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,39 @@ def compile_module(package: Path, target: Path) -> None:
         target.write_bytes((root / "model.wasm").read_bytes())
 
 
+def pack_shaders(package: Path, target: Path) -> None:
+    """Packs `shaders/plan.json` and `shaders/*.wgsl` into `target`, the plan first.
+
+    Stored, not compressed: what a compressor makes of the same bytes differs from version to version.
+    """
+    folder = package / "shaders"
+    names = ["plan.json", *sorted(path.name for path in folder.glob("*.wgsl"))]
+    if not (folder / "plan.json").is_file():
+        raise BuildError(f"{package.name}: no plan.json in {folder}")
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+        for name in names:
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3  # what external_attr means doesn't depend on where it was packed
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, (folder / name).read_bytes())
+
+
+def make(package: Path, folder: Path) -> list[Path]:
+    """Builds what a package's sources make into `folder`, under the names of its manifest."""
+    manifest = json.loads((package / "manifest.json").read_text())
+    made = [folder / manifest["module"]["fileName"]]
+    compile_module(package, made[0])
+    archive = manifest.get("shaderArchive")
+    if (archive is not None) != (package / "shaders").is_dir():
+        raise BuildError(
+            f"{package.name}: shaders/ and the manifest's shaderArchive go together, found one of them only"
+        )
+    if archive is not None:
+        made.append(folder / archive["fileName"])
+        pack_shaders(package, made[-1])
+    return made
+
+
 def files(node: Any) -> Iterator[dict[str, Any]]:
     """Every object of a manifest that declares a file."""
     if isinstance(node, dict):
@@ -116,11 +151,12 @@ def render(manifest: dict[str, Any]) -> str:
     return flat.sub(lambda match: "[" + re.sub(r"\s*\n\s*", " ", match.group(1)) + "]", text) + "\n"
 
 
-def refreshed(package: Path, module: Path) -> str:
-    """The package's manifest with the sizes and digests of the files as they are, `module` as its module."""
+def refreshed(package: Path, made: list[Path]) -> str:
+    """The package's manifest with the sizes and digests of its files; those in `made` lie there."""
+    fresh = {path.name: path for path in made}
     manifest = json.loads((package / "manifest.json").read_text())
     for entry in files(manifest):
-        path = module if entry is manifest["module"] else package / entry["fileName"]
+        path = fresh.get(entry["fileName"], package / entry["fileName"])
         if not path.is_file():
             raise BuildError(f"{package.name}: the manifest declares {entry['fileName']}, which isn't there")
         data = path.read_bytes()
@@ -130,32 +166,41 @@ def refreshed(package: Path, module: Path) -> str:
 
 
 def build(package: Path) -> str:
-    """Compiles a package in place; returns what was done."""
-    name = json.loads((package / "manifest.json").read_text())["module"]["fileName"]
-    compile_module(package, package / name)
-    (package / "manifest.json").write_text(refreshed(package, package / name))
-    data = (package / name).read_bytes()
-    return f"{package.name}: {name}, {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
+    """Builds a package in place; returns what was done."""
+    with tempfile.TemporaryDirectory(prefix="covey-made-") as scratch:
+        made = make(package, Path(scratch))
+        text = refreshed(package, made)
+        for path in made:
+            (package / path.name).write_bytes(path.read_bytes())
+        (package / "manifest.json").write_text(text)
+        return "\n".join(described(package, path) for path in made)
+
+
+def described(package: Path, path: Path) -> str:
+    """One line about a file that was made."""
+    data = path.read_bytes()
+    return f"{package.name}: {path.name}, {len(data):,} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
 
 
 def check(package: Path) -> str:
-    """Compiles a package elsewhere and compares; raises with every difference found."""
-    text = (package / "manifest.json").read_text()
-    name = json.loads(text)["module"]["fileName"]
-    there = package / name
+    """Builds a package elsewhere and compares; raises with every difference found."""
     wrong = []
     with tempfile.TemporaryDirectory(prefix="covey-check-") as scratch:
-        fresh = Path(scratch) / name
-        compile_module(package, fresh)
-        made = hashlib.sha256(fresh.read_bytes()).hexdigest()
-        found = hashlib.sha256(there.read_bytes()).hexdigest() if there.is_file() else "nothing"
-        if made != found:
-            wrong.append(f"{name} isn't what the sources compile to: expected sha256 {made}, found {found}")
-        if refreshed(package, fresh) != text:
+        made = make(package, Path(scratch))
+        for path in made:
+            there = package / path.name
+            expected = hashlib.sha256(path.read_bytes()).hexdigest()
+            found = hashlib.sha256(there.read_bytes()).hexdigest() if there.is_file() else "nothing"
+            if expected != found:
+                verb = "compile to" if path.suffix == ".wasm" else "make"
+                wrong.append(
+                    f"{path.name} isn't what the sources {verb}: expected sha256 {expected}, found {found}"
+                )
+        if refreshed(package, made) != (package / "manifest.json").read_text():
             wrong.append("manifest.json doesn't have the sizes and digests of its files, or our formatting")
     if wrong:
         raise BuildError(f"{package.name}: {'; '.join(wrong)}. Run: python models/build.py {package.name}")
-    return f"{package.name}: {name} is what its sources compile to"
+    return f"{package.name}: {', '.join(path.name for path in made)}: what its sources make"
 
 
 def main() -> int:

@@ -16,6 +16,7 @@
 
 #include "covey_math.h"
 #include "covey_random.h"
+#include "covey_support.h"
 
 _Static_assert(HIDDEN % 32 == 0, "kernels hold 32 columns of a hidden layer at once");
 
@@ -62,12 +63,17 @@ static inline network policy_critic(policy *of) {
 
 static inline covey_float4 covey_splat(float value) { return (covey_float4){value, value, value, value}; }
 
+/* x, or the nearer of -most and most. */
+static inline covey_float4 covey_within(covey_float4 x, float most) {
+    return __builtin_wasm_pmin_f32x4(__builtin_wasm_pmax_f32x4(x, covey_splat(-most)), covey_splat(most));
+}
+
 /*
  * tanh x, within 4e-7: x P(x^2) / Q(x^2), both of degree 4, fitted to the least relative error on
  * |x| <= 8.5, where tanh becomes 1 in f32.
  */
 static inline covey_float4 covey_tanh4(covey_float4 x) {
-    x = __builtin_elementwise_min(__builtin_elementwise_max(x, covey_splat(-8.5f)), covey_splat(8.5f));
+    x = covey_within(x, 8.5f);
     covey_float4 z = x * x;
     covey_float4 p = z * 1.4269325961e-8f + 2.1251113262e-5f;
     p = p * z + 3.5340310147e-3f;
@@ -77,8 +83,7 @@ static inline covey_float4 covey_tanh4(covey_float4 x) {
     q = q * z + 2.6022767156e-2f;
     q = q * z + 4.6746573163e-1f;
     q = q * z + 1.0f;
-    covey_float4 y = x * p / q;
-    return __builtin_elementwise_min(__builtin_elementwise_max(y, covey_splat(-1.0f)), covey_splat(1.0f));
+    return covey_within(x * p / q, 1.0f);
 }
 
 /* ---- Initial weights ------------------------------------------------------------------------- */
@@ -149,6 +154,23 @@ static inline float policy_softmax(const float logits[ACTIONS], float probabilit
     }
     for (int a = 0; a < ACTIONS; a++) probabilities[a] /= total;
     return highest + covey_logf(total);
+}
+
+/* covey_predict's work once the observation is there: the probabilities of its actions. */
+static inline int32_t policy_predict(policy *of, const float *observation, void *output, uint32_t capacity) {
+    float hidden1[HIDDEN], hidden2[HIDDEN], logits[ACTIONS], probabilities[ACTIONS];
+    if (capacity < sizeof probabilities) {
+        return covey_fail(COVEY_BAD_ARGUMENT, "probabilities need %u bytes, there are %u",
+                          (uint32_t)sizeof probabilities, capacity);
+    }
+    network actor = policy_actor(of);
+    policy_forward(&actor, observation, hidden1, hidden2, logits);
+    float normaliser = policy_softmax(logits, probabilities);
+    if (!(normaliser - normaliser == 0.0f)) {
+        return covey_fail(COVEY_DIVERGED, "the probabilities aren't finite: the weights are too large");
+    }
+    memcpy(output, probabilities, sizeof probabilities);
+    return (int32_t)sizeof probabilities;
 }
 
 /* ---- Backward -------------------------------------------------------------------------------- */

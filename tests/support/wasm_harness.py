@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import wasmtime
 
-TRAIN, EVALUATE, PLAY, UPDATE = 1, 2, 3, 4
+TRAIN, EVALUATE, PLAY, UPDATE, STREAM_TRAIN, STREAM_EVALUATE = 1, 2, 3, 4, 5, 6
 
 
 class ModuleError(Exception):
@@ -102,6 +102,14 @@ class WasmModule:
     def set_weights(self, values: np.ndarray[Any, Any]) -> None:
         """Writes the weights in place."""
         self.view(self.call("weights"), values.size, "<f4")[:] = values
+
+    def tensor(self, index: int, dtype: str) -> np.ndarray[Any, Any]:
+        """What `covey_tensor` hands out, in place: only until the next call."""
+        span = self.call("tensor", index)
+        if span == 0:
+            raise ModuleError(0, f"covey_tensor({index}) gave nothing")
+        pointer, elements = (int(word) for word in self.view(span, 2, "<u4"))
+        return self.view(pointer, elements, dtype)
 
     def metrics(self, count: int) -> list[float | None]:
         """Means of `count` metrics; None where nothing was counted."""

@@ -101,7 +101,7 @@ def test_module_needs_nothing_but_the_log(module: WasmModule) -> None:
     """The module imports at most covey.log and exports what ABI 1 asks for."""
     imports = {(each.module, each.name) for each in module.module.imports}
     exports = {each.name for each in module.module.exports}
-    names = "abi alloc free configure weights initialize load begin step metrics predict error"
+    names = "abi alloc free configure weights initialize load begin step metrics predict error tensor"
 
     assert imports <= {("covey", "log")}
     assert exports == {"memory"} | {f"covey_{name}" for name in names.split()}
@@ -228,7 +228,7 @@ def test_units_out_of_range_are_refused(module: WasmModule, first: int, units: i
     assert module.call("step") == BAD_STATE
 
 
-@pytest.mark.parametrize("phase", [PLAY, UPDATE, 0, -1, 5])
+@pytest.mark.parametrize("phase", [PLAY, UPDATE, 0, -1, 7])
 def test_other_phases_are_unsupported(module: WasmModule, phase: int) -> None:
     """A dataset package trains and evaluates, and says so when asked for something else."""
     module.load(training_chunks(DIGITS)[0])

@@ -1,0 +1,138 @@
+"""Runs a package's shader plan on this machine's GPU, in this process: what tests and benchmarks of plans need.
+
+A participant does the same in a process of its own (a GPU error may take its process with it); here the parts
+are the same: the reader of archives, the check of plans, the executor.
+"""
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from covey.v1 import package_pb2
+from covey_participant.domain.values import Adapter
+from covey_participant.runtime.gpu.adapters import describe, ranked
+from covey_participant.runtime.gpu.archive import read_archive
+from covey_participant.runtime.gpu.assess import assess
+from covey_participant.runtime.gpu.device import Device
+from covey_participant.runtime.gpu.executor import Executor
+from covey_participant.runtime.gpu.facts import package_facts
+from covey_participant.runtime.gpu.inputs import Minibatch
+from covey_participant.runtime.gpu.plan import Phase, Plan
+from covey_participant.runtime.gpu.run import Run
+
+from .packages import OWN_FIELDS, manifest, weight_count
+from .wasm_harness import EVALUATE, STREAM_EVALUATE, STREAM_TRAIN, TRAIN, WasmModule
+
+Array = np.ndarray[Any, Any]
+
+
+@functools.cache
+def adapter() -> Adapter | str:
+    """The best adapter of this machine, or why there is none."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="covey-gpu-"))
+    try:
+        import wgpu
+
+        found = ranked(wgpu.gpu.enumerate_adapters_sync())
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"needs a GPU or a software Vulkan driver (`make gpu` installs one): {error}"
+    if not found:
+        return "needs a GPU or a software Vulkan driver (`make gpu` installs one), found no adapter"
+    return describe(found[0])
+
+
+@functools.cache
+def device() -> Device:
+    """The adapter, opened once for all tests of a process."""
+    facts = adapter()
+    assert isinstance(facts, Adapter), facts
+    return Device.open(facts.name, facts.api, ())
+
+
+class GpuModel:
+    """A package that trains and evaluates on the GPU, fed by its own module.
+
+    Args:
+        own: the model's own hyperparameters in manifest order.
+        limits: instead of the adapter's, to see whether a plan would fit them.
+    """
+
+    def __init__(
+        self, package: Path, own: list[float], *, seed: int = 1, batch: int, rate: float, epochs: int = 1
+    ) -> None:
+        declared = json_format.ParseDict(manifest(package), package_pb2.ModelPackage())
+        names = [name for item in declared.hyperparameters if (name := item.name) not in OWN_FIELDS]
+        self._count = weight_count(package)
+        self._metrics = len(declared.metrics)
+        self._epochs = epochs
+        self._tensors = sum(buffer.HasField("tensor") for buffer in archive(package).plan.buffers)
+        self.module = WasmModule(package / declared.module.file_name)
+        self.module.configure(own, seed=seed, batch=batch, rate=rate, epochs=epochs)
+        self.plan = checked_plan(package, own, batch=batch, rate=rate, epochs=epochs)
+        self.executor = Executor(device(), self.plan)
+        self._values = {
+            **dict(zip(names, own, strict=True)),
+            "batchSize": batch,
+            "learningRate": rate,
+            "localEpochs": epochs,
+        }
+
+    def set_weights(self, values: Array) -> None:
+        """Writes the weights, in manifest order."""
+        self.executor.weights.write(values)
+
+    def weights(self) -> Array:
+        """A copy of the weights."""
+        return self.executor.weights.read()
+
+    def stream(self, phase: int, first: int, units: int) -> Iterator[Minibatch]:
+        """The minibatches that the module makes of what it has loaded."""
+        left = units * (self._epochs if phase in (TRAIN, STREAM_TRAIN) else 1)
+        self.module.check("begin", STREAM_TRAIN if phase == TRAIN else STREAM_EVALUATE, first, units)
+        while left:
+            before, left = left, self.module.check("step")
+            yield Minibatch(before - left, {i: self.module.tensor(i, "<u4") for i in range(self._tensors)})
+
+    def run(self, phase: int, first: int, units: int) -> list[float | None]:
+        """Trains or evaluates on units of the chunk that `module` has loaded; returns the metrics' means."""
+        steps = {TRAIN: Phase.TRAIN, EVALUATE: Phase.EVALUATE}[phase]
+        run = Run(self.executor, steps, self.stream(phase, first, units), self._values)
+        while run.advance():
+            pass
+        return [float(total / over) if over else None for total, over in run.totals.metrics]
+
+    def close(self) -> None:
+        """Gives back the GPU's memory."""
+        self.executor.close()
+
+
+@functools.cache
+def archive(package: Path) -> Any:
+    """The package's shader archive, read as a participant reads it."""
+    return read_archive((package / manifest(package)["shaderArchive"]["fileName"]).read_bytes())
+
+
+def checked_plan(
+    package: Path,
+    own: list[float],
+    *,
+    batch: int,
+    rate: float = 0.1,
+    epochs: int = 1,
+    facts: Adapter | None = None,
+) -> Plan:
+    """The package's plan for an adapter (this machine's, unless `facts` are given); raises what is wrong."""
+    declared = json_format.ParseDict(manifest(package), package_pb2.ModelPackage())
+    about = package_facts(
+        declared, batch_size=batch, learning_rate=rate, local_epochs=epochs, hyperparameters=own
+    )
+    found = assess(archive(package), about, facts or device().facts)
+    if found.plan is None:
+        raise found.error()
+    return found.plan
