@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,22 @@ from support.eventually import eventually
 
 QUICK = Options(grace=0.2, return_time=0.5, progress_interval=0.2)
 """Times for tests."""
+
+
+class ShiftClock:
+    """The machine's clock, which a test moves on."""
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return time.time() + self.shift
+
+    def monotonic(self) -> float:
+        """Seconds since some point."""
+        return time.monotonic() + self.shift
+
 
 ENDED = (job_pb2.JOB_STATE_COMPLETED, job_pb2.JOB_STATE_STOPPED, job_pb2.JOB_STATE_FAILED)
 

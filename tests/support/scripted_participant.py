@@ -21,7 +21,7 @@ from covey.v1 import common_pb2, errors_pb2, job_pb2, storage_service_pb2, stora
 from covey.v1 import work_service_pb2 as pb
 from covey.v1 import work_service_pb2_grpc as pb_grpc
 from covey_kit.channel import connect
-from covey_kit.errors import Aborted, CoveyError
+from covey_kit.errors import Aborted, CoveyError, Unavailable
 from covey_kit.status import from_rpc_error, rpc_errors
 from covey_kit.uploads import Upload
 from covey_kit.version import CONTRACT_VERSION
@@ -107,7 +107,8 @@ class ScriptedParticipant:
         self.token = ""
         self.commands: list[pb.JoinResponse] = []
         self.errors: list[CoveyError] = []
-        self.held: list[pb.HeldAssignment] = []
+        self.in_hand: list[pb.Assignment] = []
+        self.welcomed = asyncio.Event()
         self.ended: CoveyError | None = None
         self._channel = connect(address, lambda: self.token)
         self.stub: Any = pb_grpc.WorkServiceStub(self._channel)
@@ -119,19 +120,31 @@ class ScriptedParticipant:
     def request(self, version: str = CONTRACT_VERSION) -> pb.JoinRequest:
         """What it joins with."""
         device = job_pb2.DeviceInfo(platform="test", runtime="numpy", program_version="0")
+        held = [pb.HeldAssignment(assignment_id=a.assignment_id, attempt=a.attempt) for a in self.in_hand]
         return pb.JoinRequest(
             participant_id=self.name,
             credential=self.credential,
             device=device,
             contract_version=version,
-            held=self.held,
+            held=held,
         )
 
     async def join(self) -> None:
-        """Opens the command stream and returns once it was welcomed."""
-        self.ended = None
-        self._reader = asyncio.create_task(self._read())
-        await eventually(lambda: self.token or self.ended, message=f"{self.name} is welcomed")
+        """Opens the command stream and returns once it was welcomed; tries again while nobody answers.
+
+        Raises:
+            CoveyError: it was refused.
+        """
+
+        async def tried() -> bool:
+            await self.disconnect()
+            self.ended = None
+            self.welcomed.clear()
+            self._reader = asyncio.create_task(self._read())
+            await eventually(lambda: self.welcomed.is_set() or self.ended, message=f"{self.name} is welcomed")
+            return not isinstance(self.ended, Unavailable)
+
+        await eventually(tried, message=f"somebody answers {self.name}", interval=0.05)
         if self.ended is not None:
             raise self.ended
 
@@ -168,6 +181,7 @@ class ScriptedParticipant:
         match command.WhichOneof("command"):
             case "welcome":
                 self.token = command.welcome.session_token
+                self.welcomed.set()
             case "invitation" if self.accept is not None:
                 if command.invitation.state == job_pb2.INVITATION_STATE_PENDING:
                     self._spawn(self._respond(command.invitation.invitation_id))
@@ -201,10 +215,14 @@ class ScriptedParticipant:
             await self.stub.RespondToInvitation(request)
 
     async def _do(self, assignment: pb.Assignment) -> None:
-        base = await self.base(assignment) if assignment.HasField("weights") else None
-        outcome = await self.behaviour(self, assignment, base)
-        if outcome is not None:
-            await self.send(assignment, outcome)
+        self.in_hand.append(assignment)
+        try:
+            base = await self.base(assignment) if assignment.HasField("weights") else None
+            outcome = await self.behaviour(self, assignment, base)
+            if outcome is not None:
+                await self.send(assignment, outcome)
+        finally:
+            self.in_hand.remove(assignment)
 
     async def base(self, assignment: pb.Assignment) -> Weights:
         """Reads the base weights with the assignment's grant and verifies them."""

@@ -300,9 +300,7 @@ def _header_error(job: JobRun, assignment: Assignment, header: DeltaHeader) -> I
         )
     initialize = assignment.kind is AssignmentKind.INITIALIZE
     names = () if initialize else job.spec.package.metrics
-    most = (
-        None if initialize or assignment.units is None else assignment.units * job.spec.settings.local_epochs
-    )
+    most = None if initialize else assignment.units
     return _units_error(header.units, most) or _metrics_error(metric_problems(names, header.metrics))
 
 
