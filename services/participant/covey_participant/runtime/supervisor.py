@@ -69,6 +69,8 @@ class WorkerProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        # Popen's own kill() would collect the exit status before asyncio does, and lose it.
+        self._pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._last_words = b""
         self.patient = True
         """Whether a job that is cancelled is asked to stop before the process is killed."""
@@ -203,6 +205,9 @@ class WorkerProcess:
         """Kills the process and waits until it is gone. Idempotent."""
         self.kill_now()
         await asyncio.shield(self._process.wait())
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
         await self._listener
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -212,7 +217,10 @@ class WorkerProcess:
         self._writer.close()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                if self._pidfd is not None:
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                else:
+                    os.kill(self._process.pid, signal.SIGKILL)
 
     async def _listen_to_stderr(self) -> None:
         assert self._process.stderr is not None
