@@ -25,6 +25,9 @@ _Static_assert(HIDDEN % 32 == 0, "kernels hold 32 columns of a hidden layer at o
 
 typedef float covey_float4 __attribute__((vector_size(16), aligned(4)));
 
+#define WEIGHTS (2 * (OBSERVATIONS + 2 + HIDDEN) * HIDDEN + (ACTIONS + 1) * (HIDDEN + 1))
+#define PADDED (WEIGHTS / 4 * 4 + 4)
+
 /* The weights as they lie in memory and in manifest order. Hidden layers are [inputs][outputs], output
  * layers [outputs][inputs]: rows are what the kernels walk along. */
 typedef struct {
@@ -40,10 +43,10 @@ typedef struct {
     float critic_weight3[1][HIDDEN];
     float actor_bias3[ACTIONS];
     float critic_bias3[1];
+    float padding[PADDED - WEIGHTS]; /* 0; no weights: whole vectors to step through */
 } policy;
 
-#define WEIGHTS (2 * (OBSERVATIONS + 2 + HIDDEN) * HIDDEN + (ACTIONS + 1) * (HIDDEN + 1))
-_Static_assert(sizeof(policy) == WEIGHTS * sizeof(float), "weights lie without gaps");
+_Static_assert(sizeof(policy) == PADDED * sizeof(float), "weights lie without gaps");
 
 /* One of the two networks, or its gradient. */
 typedef struct {
@@ -290,9 +293,9 @@ static inline void policy_backward(const network *net, network *gradient, float 
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1), with its moments from zero. */
+/* Adam (D. P. Kingma, J. Ba 2015, arXiv:1412.6980, algorithm 1), with its moments from zero. */
 typedef struct {
-    float first[WEIGHTS], second[WEIGHTS];
+    float first[PADDED], second[PADDED];
     double power1, power2; /* beta1^t, beta2^t */
 } adam;
 
@@ -301,36 +304,37 @@ typedef struct {
 #define ADAM_EPSILON 1e-5f
 
 static inline void adam_start(adam *it) {
-    for (uint32_t i = 0; i < WEIGHTS; i++) it->first[i] = it->second[i] = 0.0f;
+    memset(it, 0, sizeof *it);
     it->power1 = it->power2 = 1.0;
 }
 
 /* The gradient's Euclidean norm. */
-static inline float policy_norm(const float *gradient) {
+static inline float policy_norm(const policy *gradient) {
+    const float *values = (const float *)gradient;
     covey_float4 sum = {0};
-    uint32_t i = 0;
-    for (; i + 4 <= WEIGHTS; i += 4) {
-        covey_float4 value = *(const covey_float4 *)(gradient + i);
+    for (uint32_t i = 0; i < PADDED; i += 4) {
+        covey_float4 value = *(const covey_float4 *)(values + i);
         sum += value * value;
     }
-    float rest = 0.0f;
-    for (; i < WEIGHTS; i++) rest += gradient[i] * gradient[i];
-    return covey_sqrtf(((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest);
+    return covey_sqrtf((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
 /* weights -= rate * m / (sqrt(v) + epsilon), bias-corrected, for gradient * scale. */
-static inline void adam_step(adam *it, float *weights, const float *gradient, float scale, double rate) {
+static inline void adam_step(adam *it, policy *to, const policy *of, float scale, double rate) {
+    float *to_values = (float *)to;
+    const float *of_values = (const float *)of;
     it->power1 *= ADAM_BETA1;
     it->power2 *= ADAM_BETA2;
     float step = (float)(rate / (1.0 - it->power1));
     float root = (float)(1.0 / __builtin_sqrt(1.0 - it->power2));
-    for (uint32_t i = 0; i < WEIGHTS; i++) {
-        float g = gradient[i] * scale;
-        float m = it->first[i] * ADAM_BETA1 + g * (1.0f - ADAM_BETA1);
-        float v = it->second[i] * ADAM_BETA2 + g * g * (1.0f - ADAM_BETA2);
-        it->first[i] = m;
-        it->second[i] = v;
-        weights[i] -= step * m / (__builtin_sqrtf(v) * root + ADAM_EPSILON);
+    for (uint32_t i = 0; i < PADDED; i += 4) {
+        covey_float4 *first = (covey_float4 *)(it->first + i), *second = (covey_float4 *)(it->second + i);
+        covey_float4 g = *(const covey_float4 *)(of_values + i) * scale;
+        covey_float4 m = *first * ADAM_BETA1 + g * (1.0f - ADAM_BETA1);
+        covey_float4 v = *second * ADAM_BETA2 + g * g * (1.0f - ADAM_BETA2);
+        *first = m;
+        *second = v;
+        *(covey_float4 *)(to_values + i) -= step * m / (__builtin_wasm_sqrt_f32x4(v) * root + ADAM_EPSILON);
     }
 }
 
