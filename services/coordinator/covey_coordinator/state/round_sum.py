@@ -35,11 +35,13 @@ from covey_coordinator.state.disk import room_for
 from covey_kit.bulk import digest_file
 from covey_kit.checkpoints import CheckpointReader, CheckpointWriter, first_not_finite
 from covey_kit.errors import DataLoss, FailedPrecondition, InvalidArgument, Reason
+from covey_kit.memory import give_back
 
 __all__ = ["AggregationDiverged", "FinishedRound", "RoundSum"]
 
 # Elements read, computed and written at once: 1 MiB of f32.
 _BLOCK: Final = 256 * 1024
+_LARGE: Final = 8 << 20  # bytes of a delta from which memory is worth a thought
 _F32_BYTES: Final = 4
 
 _Block: TypeAlias = tuple[int, F32, Mapping[str, F32]]  # first element, weights, optimizer tensors
@@ -218,6 +220,9 @@ class RoundSum:
 
     def _add(self, delta: StoredDelta, units: int) -> None:
         """Folds one file into the sum; the only thing that touches it."""
+        if delta.size >= _LARGE:
+            # What its arrival left in the heap would otherwise lie beside the sum for the rest of the round.
+            give_back()
         if units:
             if self._acc is None:
                 self._acc = np.zeros(self._count, dtype=np.float64)
