@@ -1,4 +1,4 @@
-"""Runs a package's shader plan on this machine's GPU, in this process: what tests and benchmarks of plans need.
+"""Runs a package's shader plan on this machine's GPU, in this process: for tests and benchmarks of plans.
 
 A participant does the same in a process of its own (a GPU error may take its process with it); here the parts
 are the same: the reader of archives, the check of plans, the executor.
@@ -24,12 +24,29 @@ from covey_participant.runtime.gpu.executor import Executor
 from covey_participant.runtime.gpu.facts import package_facts
 from covey_participant.runtime.gpu.inputs import Minibatch
 from covey_participant.runtime.gpu.plan import Phase, Plan
-from covey_participant.runtime.gpu.run import Run
+from covey_participant.runtime.gpu.run import Run, Totals
 
 from .packages import OWN_FIELDS, manifest, weight_count
 from .wasm_harness import EVALUATE, STREAM_EVALUATE, STREAM_TRAIN, TRAIN, WasmModule
 
 Array = np.ndarray[Any, Any]
+
+WEBGPU_DEFAULTS = {
+    "max-bind-groups": 4,
+    "max-bindings-per-bind-group": 1000,
+    "max-buffer-size": 256 << 20,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-size-y": 256,
+    "max-compute-workgroup-size-z": 64,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-workgroups-per-dimension": 65535,
+    "max-storage-buffer-binding-size": 128 << 20,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-uniform-buffer-binding-size": 65536,
+    "max-uniform-buffers-per-shader-stage": 12,
+}
+"""What every WebGPU device offers: the table "Limits" of the WebGPU specification, defaults."""
 
 
 @functools.cache
@@ -60,7 +77,6 @@ class GpuModel:
 
     Args:
         own: the model's own hyperparameters in manifest order.
-        limits: instead of the adapter's, to see whether a plan would fit them.
     """
 
     def __init__(
@@ -99,13 +115,19 @@ class GpuModel:
             before, left = left, self.module.check("step")
             yield Minibatch(before - left, {i: self.module.tensor(i, "<u4") for i in range(self._tensors)})
 
-    def run(self, phase: int, first: int, units: int) -> list[float | None]:
-        """Trains or evaluates on units of the chunk that `module` has loaded; returns the metrics' means."""
+    def totals(self, phase: int, first: int, units: int) -> Iterator[Totals]:
+        """Trains or evaluates on units of what `module` has loaded: what is known after each wait."""
         steps = {TRAIN: Phase.TRAIN, EVALUATE: Phase.EVALUATE}[phase]
         run = Run(self.executor, steps, self.stream(phase, first, units), self._values)
-        while run.advance():
-            pass
-        return [float(total / over) if over else None for total, over in run.totals.metrics]
+        more = True
+        while more:
+            more = run.advance()
+            yield run.totals
+
+    def run(self, phase: int, first: int, units: int) -> list[float | None]:
+        """The same to its end; returns the metrics' means."""
+        *_, last = self.totals(phase, first, units)
+        return [float(total / over) if over else None for total, over in last.metrics]
 
     def close(self) -> None:
         """Gives back the GPU's memory."""
