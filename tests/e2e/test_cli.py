@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from covey.packages import load
 from support.eventually import eventually
 from support.mesh import SHAPES, Mesh, Shape, covey, processes_with, running
 from support.packages import DIGITS
@@ -145,7 +146,8 @@ async def test_a_request_id_makes_creation_idempotent_and_nothing_is_sent_twice(
     inventory = await value(mesh, "storage", "inventory")
 
     assert first["jobId"] == again["jobId"] != other["jobId"]
-    assert inventory["blobCount"] == 34  # the module, the held-out file, 32 chunks
+    files = len(load(DIGITS).files()) + len(json.loads(DATASET.read_text()))
+    assert inventory["blobCount"] == files
 
 
 async def test_validate_only_makes_and_uploads_nothing(mesh: Mesh) -> None:
@@ -255,7 +257,7 @@ async def test_package_check_tells_what_the_module_is(clean: Mapping[str, str]) 
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert (found["name"], found["weight_count"]) == ("digits", 784 * 128 + 128 + 128 * 10 + 10)
-    assert found["module"]["checked"] is True
+    assert (found["module_checked"], found["validation_examples"]) == (True, 2000)
 
 
 async def test_a_dataset_manifest_is_written_as_the_package_counts(

@@ -166,7 +166,7 @@ class Mesh:
             pattern = r'"address": "([^"]+)"'
             self.address = await self._serve("coordinator", arguments, pattern)
             return
-        SigningKey.load_or_create(self.home / "signing-key.pem")
+        await asyncio.to_thread(SigningKey.load_or_create, self.home / "signing-key.pem")
         trusted = ["--trusted-key", str(self.home / "signing-key.pub")]
         state = self.folder / "state" / "storage"
         ready = r"is ready on (\S+)"

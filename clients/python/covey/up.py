@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
-from covey_coordinator.app import CoordinatorApp, CoordinatorSettings
 
 from covey import context
+from covey_coordinator.app import CoordinatorApp, CoordinatorSettings
 from covey_diagnostics.app import DiagnosticsApp, DiagnosticsSettings
 from covey_kit.addresses import split
 from covey_kit.caller import Role

@@ -29,7 +29,7 @@ def demo(
     participants: Annotated[
         int, typer.Option("--participants", min=1, max=64, help="Devices, each a process.")
     ] = 3,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds.  [default: 12]")] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds.  [default: 16]")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seeds everything random.")] = 0,
     folder: Annotated[
         Path | None,

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,13 @@ from covey.cli._command import JsonOption, example, group
 from covey.cli._output import Out, plain
 from covey.words import size
 
+if TYPE_CHECKING:
+    from covey.packages import Package, PackageReport
+
 __all__ = ["add_to"]
+
+MODULE_GOOD = "loads, exports what it must, speaks ABI 1, makes finite weights"
+MODULE_UNKNOWN = "not checked: install covey[participant]"
 
 package = group("package", "Check model packages.")
 data = group("data", "Describe datasets.")
@@ -45,18 +51,23 @@ def check(
             "name": manifest.name,
             "version": manifest.version,
             "weight_count": report.package.weight_count,
-            "module": {"checked": report.module_checked, "note": report.note},
+            "module_checked": report.module_checked,
+            "validation_examples": report.validation_examples,
             "manifest": plain(manifest),
         }
     )
-    _summary(out, report)
+    _summary(out, report, report.package)
 
 
-def _summary(out: Out, report: Any) -> None:
+def _held_out(report: "PackageReport", unit: str) -> str | None:
+    count = report.validation_examples
+    return f"{count:,} {unit}s" if count is not None else None
+
+
+def _summary(out: Out, report: "PackageReport", loaded: "Package") -> None:
     from covey.v1.common_pb2 import Backend
     from covey.v1.package_pb2 import MetricSpec, WorkSource
 
-    loaded = report.package
     manifest = loaded.manifest
     source = manifest.work_source
     able = [name for name in ("training", "evaluation", "inference") if getattr(manifest.capabilities, name)]
@@ -76,7 +87,8 @@ def _summary(out: Out, report: Any) -> None:
             ),
             ("settings", ", ".join(f"{h.name} = {h.default:g}" for h in manifest.hyperparameters)),
             ("weights", f"{loaded.weight_count:,} in {len(manifest.parameters)} tensors"),
-            ("module", "loads, exports what it must, speaks ABI 1" if report.module_checked else report.note),
+            ("module", MODULE_GOOD if report.module_checked else MODULE_UNKNOWN),
+            ("held-out data", _held_out(report, source.unit)),
         ]
     )
     rows = [(item.path, item.file_name, size(item.size), item.sha256[:16] + "…") for item in loaded.files()]

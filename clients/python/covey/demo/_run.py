@@ -25,7 +25,7 @@ from covey_kit.errors import (
 
 __all__ = ["DEFAULT_ROUNDS", "DemoOptions", "DemoResult", "demo_model", "run_demo"]
 
-DEFAULT_ROUNDS = 12
+DEFAULT_ROUNDS = 16
 JOIN_SECONDS = 120.0
 """Longest wait for the participants to join and to accept."""
 STALL_SECONDS = 120.0
