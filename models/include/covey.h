@@ -167,6 +167,30 @@ COVEY_EXPORT(covey_error) const char *covey_error(void);
  *     Takes one record, or a concatenation, for UPDATE; returns its units or a negative status.
  *     The same rules as for covey_load: the bytes may be anything.
  *
+ * int32_t covey_load_auxiliary(int32_t index, const void *bytes, uint32_t length)
+ *     Hands over an auxiliary file of the package: `index` counts the manifest's auxiliaryWeights from
+ *     0 and goes on through its auxiliaryFiles. The host has checked size and digest, and calls it for
+ *     every one of them, in order, after covey_configure and before anything is begun or predicted; a
+ *     later covey_configure doesn't take them away. Copies what it needs; the same index again
+ *     replaces. Returns 0 or a negative status, and the same rules as for covey_load hold. What needs
+ *     a file that wasn't handed over fails with COVEY_BAD_STATE.
+ *
+ * How the phases of an experience package go together, for the units [first, first + units):
+ *
+ *     covey_begin(COVEY_PLAY, first, units), covey_step until 0, covey_experience
+ *                       by one instance, or by several that share the range; all with the same weights
+ *                       and the same configuration, whose seed is the sequence's
+ *     covey_load_experience(records one after the other, in unit order) returns `units`
+ *     covey_begin(COVEY_UPDATE, first, units), covey_step until 0, covey_metrics, the weights
+ *                       `first` and `units` must be those of the record. The metrics of an assignment
+ *                       are those after UPDATE: what PLAY measures (a return) is in the record too, and
+ *                       UPDATE counts it from there, so that it doesn't matter who played what.
+ *     covey_begin(COVEY_EVALUATE, first, units), covey_step until 0, covey_metrics
+ *                       plays units of a fixed sequence of the package's own, whatever the seed, and
+ *                       records nothing: unit n is the same for every checkpoint of every job.
+ *
+ *     In UPDATE the work is units x local_epochs, as in TRAIN.
+ *
  * covey_span *covey_tensor(int32_t index)
  *     Decoded inputs for the GPU plan of the package: where tensor `index` lies, and its elements
  *     (4 bytes each, f32 or u32 as the plan says). Null when there is no such tensor. A dataset
