@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from covey.packages._package import Package, file_violations, read_manifest
 from covey_kit.errors import InvalidArgument, Reason, Unimplemented, Violation
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # NumPy takes a quarter of the time in which a command starts
+    import numpy as np
+    import numpy.typing as npt
+
     from covey_participant.runtime.local import LocalRunner
 
 __all__ = ["PackageReport", "check_package", "count_examples", "run_inference"]
@@ -41,8 +41,8 @@ def check_package(folder: Path | str) -> PackageReport:
     """Checks a package: manifest, files, and the module itself.
 
     The module must load, export what its capabilities need, speak ABI 1, and make as many finite weights
-    as the manifest declares; its loader must take the held-out file. It is asked only when the files are what the
-    manifest declares, and not at all where the participant's runtime isn't installed.
+    as the manifest declares; its loader must take the held-out file. It is asked only when the files are what
+    the manifest declares, and not at all where the participant's runtime isn't installed.
 
     Blocks: call it in a thread from a coroutine.
     """
@@ -97,7 +97,7 @@ def count_examples(package: Package, files: Sequence[Path]) -> dict[Path, int]:
     return dict(zip(files, counts, strict=True))
 
 
-def run_inference(package: Package, weights: npt.NDArray[np.float32], data: bytes, capacity: int) -> bytes:
+def run_inference(package: Package, weights: "npt.NDArray[np.float32]", data: bytes, capacity: int) -> bytes:
     """Runs one inference with these weights and returns the bytes of the output tensors.
 
     Blocks: call it in a thread from a coroutine.
