@@ -1,11 +1,12 @@
 """The desk: hands open assignments to idle participants and takes back what is overdue."""
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 
 from covey_coordinator.domain.commands import AssignmentCommand
-from covey_coordinator.domain.leases import Why
+from covey_coordinator.domain.leases import LeaseEnd, Why
 from covey_coordinator.domain.model import (
     Assignment,
     AssignmentKind,
@@ -74,18 +75,20 @@ class Desk:
             except TimeoutError:
                 pass
 
+    def _leases(self) -> Iterator[tuple[JobRun, Assignment, LeaseEnd]]:
+        """Yields what is out, and when it ends: one for each busy participant, however many are pending."""
+        for member in self._world.members.values():
+            if member.assignment is not None:
+                job = self._world.jobs.get(member.assignment.job_id)
+                end = self._world.lease_end(job, member.assignment) if job is not None else None
+                if job is not None and end is not None:
+                    yield job, member.assignment, end
+
     def _nap(self) -> float:
-        """Returns the seconds until something may be due."""
+        """Returns the seconds until a lease may end; a retry after a failure is noticed soon enough."""
         now = self._world.clock.monotonic()
-        nap = _LONGEST_NAP
-        for job in self._world.jobs.values():
-            for assignment in job.assignments():
-                end = self._world.lease_end(job, assignment)
-                if end is not None:
-                    nap = min(nap, end.at - now)
-                elif assignment.not_before > now:
-                    nap = min(nap, assignment.not_before - now)
-        return max(nap, _SHORTEST_NAP)
+        nap = min((end.at - now for _, _, end in self._leases()), default=_LONGEST_NAP)
+        return min(max(nap, _SHORTEST_NAP), _LONGEST_NAP)
 
     async def tick(self) -> None:
         """Takes back what is overdue, then hands out what is open."""
@@ -106,13 +109,7 @@ class Desk:
 
     def _overdue(self) -> list[tuple[JobRun, Assignment, Why]]:
         now = self._world.clock.monotonic()
-        found = []
-        for job in self._world.jobs.values():
-            for assignment in job.assignments():
-                end = self._world.lease_end(job, assignment)
-                if end is not None and now >= end.at:
-                    found.append((job, assignment, end.why))
-        return found
+        return [(job, assignment, end.why) for job, assignment, end in self._leases() if now >= end.at]
 
     async def _expire(self) -> None:
         for job, assignment, why in self._overdue():

@@ -12,6 +12,8 @@ from covey_kit.errors import Reason, Unavailable
 
 __all__ = ["Queries"]
 
+_LONGEST_PAUSE = 2.0
+
 
 class Queries:
     """Reads, never writes."""
@@ -111,8 +113,10 @@ class Queries:
             return await tx.invitations.of_participant(participant_id)
 
     async def watch(self, job_id: str, interval: float) -> AsyncIterator[JobSight]:
-        """Yields a job now and after each change, until it has ended; changes closer than `interval` seconds
-        are one.
+        """Yields a job now and after each change, until it has ended.
+
+        Changes closer than `interval` seconds are one; a job that takes long to show, or a reader that
+        takes long to read, gets fewer.
 
         Raises:
             NotFound: JOB_NOT_FOUND: there is no such job, or it was deleted meanwhile.
@@ -122,11 +126,13 @@ class Queries:
             while True:
                 changed.clear()
                 sight = await self._sight(job_id)
+                started = self._world.clock.monotonic()
                 yield sight
+                took = self._world.clock.monotonic() - started
                 if sight.record.state.ended:
                     return
                 await self._first(changed.wait())
-                await self._first(asyncio.sleep(interval))
+                await self._first(asyncio.sleep(min(max(interval, 10 * took), _LONGEST_PAUSE)))
 
     async def _first(self, waiting: Coroutine[object, object, object]) -> None:
         """Waits, but no longer than until the server stops."""

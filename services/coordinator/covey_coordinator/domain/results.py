@@ -133,7 +133,7 @@ class Results:
         job, assignment, lease = self._claim(who, assignment_id, attempt)
         self._heard(who, lease)
         lease.progress = progress
-        self._world.changed(job)
+        self._world.show(job)
         end = self._world.lease_end(job, assignment)
         assert end is not None
         return self._world.wall(end.at)

@@ -187,11 +187,15 @@ class World:
 
     def changed(self, job: JobSight) -> None:
         """Tells everyone who watches a job, its driver, and the desk, that something changed."""
-        for watcher in self._watchers.get(job.record.job_id, ()):
-            watcher.set()
+        self.show(job)
         if isinstance(job, JobRun):
             job.wake.set()
         self.desk_wake.set()
+
+    def show(self, job: JobSight) -> None:
+        """Tells those who watch a job that there is something new to see, and nothing to do about it."""
+        for watcher in self._watchers.get(job.record.job_id, ()):
+            watcher.set()
 
     @contextmanager
     def watching(self, job_id: str) -> Iterator[asyncio.Event]:
