@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from covey_participant.domain.values import Adapter
 
 LIST_SECONDS = 20.0
@@ -21,6 +23,7 @@ MOST_ADAPTERS = 16
 APIS = ("Vulkan", "Metal", "D3D12")
 """OpenGL is left out: the same devices show up there again, with less."""
 
+_SHARING = ("CPU", "IntegratedGPU")
 _RANKS = {"DiscreteGPU": 0, "IntegratedGPU": 1, "CPU": 3}
 _PASSED_ON = (
     "VK_",
@@ -115,6 +118,20 @@ def describe(adapter: Any) -> Adapter:
         limits={name: int(value) for name, value in adapter.limits.items()},
         features=frozenset(adapter.features),
     )
+
+
+def memory_bound(adapter: Adapter, budget_bytes: int | None) -> int | None:
+    """Returns the most GPU memory that a plan may take, in bytes: the budget, or less where there is less.
+
+    A driver says how large one buffer may be, not how many there may be. Where buffers lie in the machine's
+    own memory, half of it is the bound, and never more than is free: the rest is for everything else that
+    runs.
+    """
+    if adapter.adapter_type not in _SHARING:
+        return budget_bytes
+    memory = psutil.virtual_memory()
+    free = int(min(memory.total // 2, memory.available))
+    return free if budget_bytes is None else min(free, budget_bytes)
 
 
 def ranked(adapters: list[Any]) -> list[Any]:

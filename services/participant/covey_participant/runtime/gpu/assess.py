@@ -62,6 +62,7 @@ class _Check:
         check = PipelineCheck(self._archive, self._names, self._adapter, known, declared)
         pipelines = check.run()
         self._wrong += check.wrong
+        self._idle(buffers, pipelines.values())
         phases = self._phases(pipelines)
         if len(buffers) < len(self._plan.buffers):
             return Assessment(tuple(self._wrong))
@@ -195,6 +196,13 @@ class _Check:
                 "buffers",
                 f"the manifest has {self._package.metrics} metrics: expected {wanted}, found {len(metrics)}",
             )
+
+    def _idle(self, buffers: Iterable[Buffer], pipelines: Iterable[Pipeline]) -> None:
+        """Memory that nothing uses isn't taken."""
+        bound = {binding.buffer.name for pipeline in pipelines for binding in pipeline.bindings}
+        for buffer in buffers:
+            if buffer.role is Role.SCRATCH and buffer.name not in bound:
+                self._add("buffers", f"no pipeline binds buffer {buffer.name!r}")
 
     # --- steps --------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from covey_participant.runtime.instance import Instance
 from covey_participant.runtime.program import Log, Program, Report, _config
 from covey_participant.runtime.protocol import Job, Outcome, Progress, Step, Task
 
+from .adapters import memory_bound
 from .archive import read_archive
 from .assess import assess
 from .device import Device
@@ -134,7 +135,9 @@ def _plan(job: Job, spec: GpuSpec, device: Device) -> Plan:
         )
     facts = spec.facts(job.module.metrics, experience=job.module.experience)
     try:
-        assessment = assess(read_archive(content), facts, device.facts, spec.budget_bytes)
+        assessment = assess(
+            read_archive(content), facts, device.facts, memory_bound(device.facts, spec.budget_bytes)
+        )
         if assessment.plan is None:
             raise assessment.error()
     except InvalidArgument as error:

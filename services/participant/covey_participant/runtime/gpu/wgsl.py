@@ -13,10 +13,14 @@ from .wgsl_types import Sizes, Types, WgslError, constant, split_arguments
 MOST_WORDS = 200_000
 
 _COMMENT = re.compile(r"//[^\n\v\f\r\u0085\u2028\u2029]*|/\*|\*/")
-_TOKEN = re.compile(
-    r"\s+|([A-Za-z_][A-Za-z0-9_]*)|(0[xX][0-9a-fA-F]+[iu]?|[0-9][0-9a-zA-Z_.]*)|(<<|>>|->|&&|\|\||[^\s])",
+# WGSL's blank space is wider than ASCII's, and what one reader skips another may not.
+_WORD = re.compile(
+    r"[\s\u0085\u200e\u200f\u2028\u2029]+"
+    r"|([A-Za-z_][A-Za-z0-9_]*|0[xX][0-9a-fA-F]+[iu]?|[0-9][0-9a-zA-Z_.]*|<<|>>|->|&&|\|\||.)",
     re.ASCII,
 )
+_OTHERS = ("enable", "requires", "diagnostic", "const_assert", "var", ";")
+"""What may stand at module scope besides and doesn't matter here."""
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -119,7 +123,7 @@ def _without_comments(source: str) -> str:
 
 def _words(source: str) -> list[str]:
     words = []
-    for found in _TOKEN.finditer(source):
+    for found in _WORD.finditer(source):
         if found.lastindex:
             words.append(found[0])
             if len(words) > MOST_WORDS:
@@ -195,6 +199,8 @@ def _declare(module: _Module, attributes: dict[str, list[str]], words: list[str]
         raise WgslError(
             f"a workgroup variable is declared in a way that isn't understood: {' '.join(words[:8])!r}"
         )
+    elif kind not in _OTHERS:
+        raise WgslError(f"{' '.join(words[:8])!r} isn't a declaration that is known")
 
 
 def _members(words: list[str]) -> list[tuple[dict[str, list[str]], list[str]]]:
