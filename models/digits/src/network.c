@@ -18,6 +18,22 @@ static inline float4 select_positive(float4 of, float4 value) {
     return (float4)((int4)value & (int4)(of > splat(0.0f)));
 }
 
+uint32_t workspace_bytes(uint32_t examples) {
+    uint32_t floats = workspace_rows(examples) * (HIDDEN + SCORES);
+    uint32_t terms = 2 * workspace_rows(examples) * PIXELS;
+    return floats * (uint32_t)sizeof(float) + terms * (uint32_t)sizeof(term) +
+           (examples + 1) * (uint32_t)sizeof(uint32_t);
+}
+
+void workspace_place(workspace *work, void *block, uint32_t examples) {
+    uint32_t rows = workspace_rows(examples);
+    work->hidden = block;
+    work->scores = work->hidden + rows * HIDDEN;
+    work->terms = (term *)(work->scores + rows * SCORES);
+    work->columns = work->terms + rows * PIXELS;
+    work->starts = (uint32_t *)(work->columns + rows * PIXELS);
+}
+
 static void fill_uniform(float *weights, uint32_t count, float bound, uint64_t key) {
     for (uint32_t i = 0; i < count; i++) weights[i] = (2.0f * covey_random_float(key, i) - 1.0f) * bound;
 }

@@ -51,6 +51,10 @@ typedef struct {
 /* Rows for so many examples. */
 static inline uint32_t workspace_rows(uint32_t examples) { return (examples + 3) / 4 * 4; }
 
+/* Memory for so many examples, and its layout in a zeroed block aligned to 16. */
+uint32_t workspace_bytes(uint32_t examples);
+void workspace_place(workspace *work, void *block, uint32_t examples);
+
 /* He's initialisation, uniform: weights within sqrt(6 / inputs), biases 0. A pure function of the seed. */
 void network_initialize(network *net, int64_t seed);
 
