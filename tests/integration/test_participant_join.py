@@ -48,7 +48,7 @@ async def test_a_participant_trains_a_job_to_its_end(tmp_path: Path) -> None:
     expected = [digest(weights)]
     for _ in range(2):
         deltas = [adder_train(weights, [k + 1 + 0.25 * i for i in range(UNITS)])[0] for k in range(2)]
-        weights = weights + (deltas[0] + deltas[1]) / 2
+        weights = (weights + (deltas[0] + deltas[1]) / 2).astype(np.float32)
         expected.append(digest(weights))
 
     assert job.state == job_pb2.JOB_STATE_COMPLETED, job.failure

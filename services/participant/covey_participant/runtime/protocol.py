@@ -9,10 +9,12 @@ import math
 import struct
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from covey_kit.errors import Reason
 from covey_participant.domain.failure import Cancelled, WorkFailure, bounded
+
+E = TypeVar("E", bound=StrEnum)
 
 MOST_FRAME = 4 << 20
 HEADER = struct.Struct("<I")
@@ -231,7 +233,7 @@ def parse_event(frame: dict[str, Any]) -> Event:
     kind = frame["type"]
     if kind == "progress":
         return Progress(
-            Step(_text(frame, "step")),
+            _named(Step, frame, "step"),
             _maybe_count(frame, "units_done"),
             _maybe_count(frame, "work_units"),
             _maybe_number(frame, "compute_seconds"),
@@ -243,7 +245,7 @@ def parse_event(frame: dict[str, Any]) -> Event:
         return _text(frame, "level"), bounded(_text(frame, "text"), 2048)
     if kind == "failed":
         raise WorkFailure(
-            Reason(_text(frame, "reason")),
+            _named(Reason, frame, "reason"),
             _text(frame, "message"),
             package_fault=bool(frame.get("package_fault")),
         )
@@ -273,6 +275,13 @@ def _text(frame: dict[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ProtocolError(f"{name} must be text")
     return value
+
+
+def _named(names: type[E], frame: dict[str, Any], name: str) -> E:
+    try:
+        return names(_text(frame, name))
+    except ValueError as error:
+        raise ProtocolError(f"{name} isn't known") from error
 
 
 def _texts(frame: dict[str, Any], name: str) -> list[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -150,7 +151,8 @@ def _mark(path: Path) -> _Mark | None:
 
 def _touch(path: Path) -> _Mark:
     """Marks a blob as used now; the order of use is that of the modification times."""
-    os.utime(path)
+    now = time.time_ns()  # the kernel's own "now" is milliseconds coarse
+    os.utime(path, ns=(now, now))
     mark = _mark(path)
     assert mark is not None
     return mark
