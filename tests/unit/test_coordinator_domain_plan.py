@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey_coordinator.domain.aggregation import Aggregation, Strategy
 from covey_coordinator.domain.plan import (
     Position,
     assignment_seed,
@@ -21,37 +20,10 @@ from covey_coordinator.domain.plan import (
     to_signed,
     validation_seed,
 )
-from covey_coordinator.domain.spec import ChunkOrder, Settings
+from covey_coordinator.domain.spec import ChunkOrder
+from support.coordinator_domain import settings
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
-
-
-def settings(
-    *,
-    seed: int = 0,
-    per_round: int = 8,
-    epochs: int | None = 1,
-    target: int | None = None,
-    order: ChunkOrder = ChunkOrder.SEEDED,
-    interval: int = 0,
-) -> Settings:
-    """Settings in which only the plan's own matter."""
-    return Settings(
-        epochs=epochs,
-        target_round=target,
-        assignments_per_round=per_round,
-        seed=seed,
-        batch_size=1,
-        learning_rate=0.1,
-        local_epochs=1,
-        hyperparameters=(),
-        chunk_order=order,
-        aggregation=Aggregation.resolve(Strategy.FED_AVG),
-        min_participants=1,
-        validation_interval=interval,
-        silence_timeout=15.0,
-        assignment_timeout=600.0,
-    )
 
 
 def test_splitmix64_known_answers() -> None:
