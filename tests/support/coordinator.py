@@ -124,44 +124,79 @@ def job_request(counts: Sequence[int] = (5, 6, 7), **settings: Any) -> pb.Create
 
 
 class Mesh:
-    """A coordinator and a storage that can be stopped and started again on the same folder."""
+    """A coordinator and a storage that can be stopped and started again on the same folder.
 
-    def __init__(self, folder: Path, options: Options = QUICK, **settings: Any) -> None:
+    Args:
+        folder: state of both.
+        options: the coordinator's times.
+        together: both on one port; otherwise storage has a port of its own.
+        settings: more settings of the coordinator.
+    """
+
+    def __init__(
+        self, folder: Path, options: Options = QUICK, *, together: bool = True, **settings: Any
+    ) -> None:
         self.folder = folder
+        self.together = together
+        self.storage_port = 0
         self.options = options
         self.settings = settings
         self.port = 0
         self.stub: Any = None
 
     async def start(self) -> None:
-        """Opens both on one port; a restart takes the same port."""
+        """Opens both; a restart takes the same ports."""
         self.key = await asyncio.to_thread(SigningKey.load_or_create, self.folder / "signing-key.pem")
-        self.storage = await StorageApp.open(StorageSettings(self.folder / "storage", min_free_bytes=0))
+        if not self.together:
+            await self.start_storage()
+            self.settings["told_storage_address"] = self.storage_address
+        await self.start_coordinator()
+
+    async def start_storage(self) -> None:
+        """Opens storage on its own port."""
+        storage = await StorageApp.open(StorageSettings(self.folder / "storage", min_free_bytes=0))
+        options = ServeOptions(port=self.storage_port)
+        self.storage_host = Host([storage], Verifier([self.key.public_pem]), options)
+        self.storage_address = await self.storage_host.start()
+        self.storage_port = int(self.storage_address.rpartition(":")[2])
+
+    async def start_coordinator(self) -> None:
+        """Opens the coordinator, and storage with it when they are together."""
         self.app = await CoordinatorApp.open(
             CoordinatorSettings(self.folder / "coordinator", options=self.options, **self.settings), self.key
         )
-        self.host = Host(
-            [self.storage, self.app], Verifier([self.key.public_pem]), ServeOptions(port=self.port)
-        )
+        apps: list[Any] = [self.app]
+        if self.together:
+            settings = StorageSettings(self.folder / "storage", min_free_bytes=0)
+            apps.insert(0, await StorageApp.open(settings))
+        self.host = Host(apps, Verifier([self.key.public_pem]), ServeOptions(port=self.port))
         self.address = self.host.bind()
         self.port = int(self.address.rpartition(":")[2])
-        self.app.use_storage(self.address)
+        if self.together:
+            self.storage_address = self.address
+        self.app.use_storage(self.storage_address)
         await self.host.start()
         self._channel = self.channel(Role.OWNER)
         self.stub = pb_grpc.CoordinatorServiceStub(self._channel)
 
     async def stop(self) -> None:
         """Stops both."""
+        await self.stop_coordinator()
+        if not self.together:
+            await self.storage_host.stop(grace=0.5)
+
+    async def stop_coordinator(self) -> None:
+        """Stops the coordinator, and storage with it when they are together."""
         await self._channel.close()
         await self.host.stop(grace=0.5)
 
-    def channel(self, role: Role, job_id: str | None = None) -> grpc.aio.Channel:
+    def channel(self, role: Role, job_id: str | None = None, address: str | None = None) -> grpc.aio.Channel:
         """A channel with a token of this role."""
-        return connect(self.address, self.key.issue("tester", role, 600, job_id))
+        return connect(address or self.address, self.key.issue("tester", role, 600, job_id))
 
     async def upload(self, count: int) -> None:
         """Writes the files of `job_request` to storage."""
-        async with self.channel(Role.OWNER) as channel:
+        async with self.channel(Role.OWNER, address=self.storage_address) as channel:
             for data in (MODULE, HELD_OUT, *(chunk_bytes(n) for n in range(count))):
                 await write_bytes(channel, data)
 
@@ -214,7 +249,7 @@ class Mesh:
 
     async def inventory(self) -> storage_service_pb2.GetInventoryResponse:
         """What storage has."""
-        async with self.channel(Role.OWNER) as channel:
+        async with self.channel(Role.OWNER, address=self.storage_address) as channel:
             stub: Any = storage_grpc.StorageServiceStub(channel)
             with rpc_errors():
                 found: storage_service_pb2.GetInventoryResponse = await stub.GetInventory(
@@ -224,9 +259,9 @@ class Mesh:
 
 
 @asynccontextmanager
-async def mesh(folder: Path, options: Options = QUICK, **settings: Any) -> AsyncIterator[Mesh]:
-    """A running coordinator and storage in `folder`."""
-    found = Mesh(folder, options, **settings)
+async def mesh(folder: Path, options: Options = QUICK, **changes: Any) -> AsyncIterator[Mesh]:
+    """A running coordinator and storage in `folder`; `changes` as of `Mesh`."""
+    found = Mesh(folder, options, **changes)
     await found.start()
     try:
         yield found

@@ -105,6 +105,7 @@ class ScriptedParticipant:
         self.accept = accept
         self.credential = credential or hashlib.sha256(name.encode()).digest()
         self.token = ""
+        self.storage_address = ""
         self.commands: list[pb.JoinResponse] = []
         self.errors: list[CoveyError] = []
         self.in_hand: list[pb.Assignment] = []
@@ -181,6 +182,7 @@ class ScriptedParticipant:
         match command.WhichOneof("command"):
             case "welcome":
                 self.token = command.welcome.session_token
+                self.storage_address = command.welcome.storage_address
                 self.welcomed.set()
             case "invitation" if self.accept is not None:
                 if command.invitation.state == job_pb2.INVITATION_STATE_PENDING:
@@ -226,7 +228,7 @@ class ScriptedParticipant:
 
     async def base(self, assignment: pb.Assignment) -> Weights:
         """Reads the base weights with the assignment's grant and verifies them."""
-        async with connect(self.address, assignment.grant) as channel:
+        async with connect(self.storage_address or self.address, assignment.grant) as channel:
             stub: Any = storage_service_pb2_grpc.StorageServiceStub(channel)
             where = assignment.weights
             request = storage_service_pb2.ReadBlobRequest(

@@ -74,10 +74,12 @@ class Database:
 
     async def _prepare(self) -> None:
         async with self._engine.begin() as connection:
-            await connection.run_sync(tables.metadata.create_all)
+            # The version is looked at before a table of ours is added to another version's.
+            await connection.run_sync(tables.settings.create, checkfirst=True)
             version = select(tables.settings.c.value).where(tables.settings.c.name == "schema_version")
             found = (await connection.execute(version)).scalar_one_or_none()
             if found is None:
+                await connection.run_sync(tables.metadata.create_all)
                 row = {"name": "schema_version", "value": str(tables.SCHEMA_VERSION)}
                 await connection.execute(insert(tables.settings), row)
             elif found != str(tables.SCHEMA_VERSION):
