@@ -21,7 +21,7 @@ from covey_participant.domain.backend import Choice
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.desk import Desk
 from covey_participant.domain.execution import Execution, Stage
-from covey_participant.domain.failure import WorkFailure
+from covey_participant.domain.failure import BackendFailure, WorkFailure
 from covey_participant.domain.ports import Inputs, OnTransfer, RunnerReport
 from covey_participant.domain.values import Assignment, Backend, Blob, Config, Kind, Package, Result
 from support.eventually import eventually
@@ -48,8 +48,10 @@ class World:
         self.progress_error: CoveyError | None = None
         self.fetch_error: Exception | None = None
         self.run_error: Exception | None = None
+        self.run_errors: list[Exception] = []
         self.gate: asyncio.Event | None = None
         self.changes = 0
+        self.chosen: list[str] = []
         self.desk = Desk(
             files=self,
             runner=self,
@@ -66,15 +68,16 @@ class World:
         self.changes += 1
 
     @asynccontextmanager
-    async def hold(self, work: Assignment, on_transfer: OnTransfer) -> AsyncIterator[Inputs]:
+    async def hold(self, work: Assignment, choice: Choice, on_transfer: OnTransfer) -> AsyncIterator[Inputs]:
         """Files."""
         if self.fetch_error is not None:
             raise self.fetch_error
         on_transfer(1, 2)
         yield Inputs(Path("m"), None, ())
 
-    def choose(self, work: Assignment) -> Choice:
+    def choose(self, work: Assignment, device_error: str = "") -> Choice:
         """Chooser."""
+        self.chosen.append(device_error)
         return CHOICE
 
     async def run(
@@ -86,6 +89,8 @@ class World:
             on_report(RunnerReport(Stage.TRAINING, 1, 2.0))
             if self.gate is not None:
                 await self.gate.wait()
+            if self.run_errors:
+                raise self.run_errors.pop(0)
             if self.run_error is not None:
                 raise self.run_error
         finally:
@@ -189,6 +194,17 @@ async def test_failures_are_reported_with_their_fault(
 
     assert [failed[0] for failed in world.failed] == [("r1.a0", 1), ("other", 1)]
     assert {failed[1:2] + failed[3:] for failed in world.failed} == {(reason, package)}
+
+
+async def test_work_that_failed_on_the_gpu_is_done_on_the_cpu() -> None:
+    """The chooser hears what the GPU failed with; the CPU's result is delivered, nothing is reported."""
+    world = World()
+    world.run_errors = [BackendFailure(Reason.DEVICE, "device lost")]
+    world.desk.accept(assignment())
+    await world.idle()
+
+    assert world.chosen == ["", "device lost"]
+    assert (world.delivered, world.failed) == ([("r1.a0", 1)], [])
 
 
 async def test_a_refused_delta_is_reported_once() -> None:

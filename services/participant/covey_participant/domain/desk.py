@@ -8,9 +8,10 @@ import structlog
 
 from covey_kit.clock import Clock
 from covey_kit.errors import CoveyError, Reason, Unavailable
+from covey_participant.domain.backend import Choice
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.execution import Execution, Stage
-from covey_participant.domain.failure import WorkFailure
+from covey_participant.domain.failure import BackendFailure, WorkFailure
 from covey_participant.domain.ports import Chooser, Files, Results, Runner, RunnerReport
 from covey_participant.domain.values import Assignment, Result
 
@@ -154,6 +155,18 @@ class Desk:
             log.info("assignment done", kind=assignment.kind.value, seconds=round(seconds, 3))
 
     async def _run(self, execution: Execution) -> Result:
+        """Runs on the backend chosen, and once more on the CPU where that failed."""
+        try:
+            return await self._run_on(execution, self._chooser.choose(execution.assignment))
+        except BackendFailure as failure:
+            log.warning(
+                "the GPU failed: doing it on the CPU", reason=failure.reason.value, message=failure.message
+            )
+            choice = self._chooser.choose(execution.assignment, failure.message)
+            execution.units_done = execution.work_rate = None
+            return await self._run_on(execution, choice)
+
+    async def _run_on(self, execution: Execution, choice: Choice) -> Result:
         def on_report(report: RunnerReport) -> None:
             if report.units_done is not None:
                 execution.units_done = report.units_done
@@ -163,12 +176,12 @@ class Desk:
                 execution.module_loaded = True
             self._enter(execution, report.stage)
 
-        assignment = execution.assignment
-        async with self._files.hold(assignment, self._transfer_of(execution)) as inputs:
-            execution.choice = self._chooser.choose(assignment)
+        assignment, execution.choice = execution.assignment, choice
+        self._enter(execution, Stage.FETCHING)
+        async with self._files.hold(assignment, choice, self._transfer_of(execution)) as inputs:
             execution.workers = 1
             self._enter(execution, Stage.LOADING)
-            return await self._runner.run(assignment, inputs, execution.choice, on_report)
+            return await self._runner.run(assignment, inputs, choice, on_report)
 
     async def _deliver(self, execution: Execution, result: Result) -> None:
         await self._results.deliver(execution.assignment, result, self._transfer_of(execution))

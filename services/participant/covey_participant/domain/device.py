@@ -89,13 +89,13 @@ class DeviceControl:
 
     # --- backends -----------------------------------------------------------------------------
 
-    def choose(self, assignment: Assignment) -> Choice:
-        """Picks the backend for an assignment."""
-        return self.probe(assignment.package)
+    def choose(self, assignment: Assignment, device_error: str = "") -> Choice:
+        """Picks the backend for an assignment. `device_error`: what the GPU failed with when it tried."""
+        return self.probe(assignment.package, device_error)
 
-    def probe(self, package: Package) -> Choice:
+    def probe(self, package: Package, device_error: str = "") -> Choice:
         """Says which backend a package would get here, and why not the GPU."""
-        return choose_backend(package, self.settings, self.device().adapters)
+        return choose_backend(package, self.settings, self.device().adapters, device_error=device_error)
 
     # --- connection ---------------------------------------------------------------------------
 

@@ -33,5 +33,9 @@ class WorkFailure(Exception):
         super().__init__(self.message)
 
 
+class BackendFailure(WorkFailure):
+    """Work that failed because of the backend it ran on: the CPU may still do it (`DEVICE_ERROR`)."""
+
+
 class Cancelled(Exception):
     """The work was stopped because it is no longer wanted."""

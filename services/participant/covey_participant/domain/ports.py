@@ -21,18 +21,22 @@ class Inputs:
 
     Attributes:
         weights: a file of exactly the base weights; None when there are none.
+        shader_archive: the job's; None when it isn't needed.
         chunks: in the assignment's order; for an evaluation the held-out file.
     """
 
     module: Path
     weights: Path | None
     chunks: tuple[Path, ...]
+    shader_archive: Path | None = None
 
 
 class Files(Protocol):
     """Brings what an assignment needs onto the device."""
 
-    def hold(self, assignment: Assignment, on_transfer: OnTransfer) -> AbstractAsyncContextManager[Inputs]:
+    def hold(
+        self, assignment: Assignment, choice: Choice, on_transfer: OnTransfer
+    ) -> AbstractAsyncContextManager[Inputs]:
         """Fetches what isn't there and holds all of it; raises CoveyError or WorkFailure."""
         ...
 
@@ -83,6 +87,6 @@ class Results(Protocol):
 class Chooser(Protocol):
     """Picks the backend for an assignment."""
 
-    def choose(self, assignment: Assignment) -> Choice:
-        """Returns the backend, with the settings in force now."""
+    def choose(self, assignment: Assignment, device_error: str = "") -> Choice:
+        """Returns the backend, with the settings in force now and what the GPU failed with before."""
         ...

@@ -9,9 +9,10 @@ import grpc.aio
 
 from covey_kit.blobs import read_blob
 from covey_kit.errors import Reason, Unavailable
+from covey_participant.domain.backend import Choice
 from covey_participant.domain.failure import WorkFailure
 from covey_participant.domain.ports import Inputs, OnTransfer
-from covey_participant.domain.values import Assignment, Blob
+from covey_participant.domain.values import Assignment, Backend, Blob
 from covey_participant.state.cache import BlobCache, Fetch
 
 
@@ -47,7 +48,9 @@ class StorageFiles:
         self._channel = channel
 
     @asynccontextmanager
-    async def hold(self, assignment: Assignment, on_transfer: OnTransfer) -> AsyncIterator[Inputs]:
+    async def hold(
+        self, assignment: Assignment, choice: Choice, on_transfer: OnTransfer
+    ) -> AsyncIterator[Inputs]:
         """Fetches what isn't there, side by side, and holds everything until the end of the block.
 
         Raises:
@@ -55,6 +58,8 @@ class StorageFiles:
             CoveyError: what storage says: no grant, no such blob, damaged.
         """
         progress = _Progress(on_transfer)
+        package = assignment.package
+        archive = package.shader_archive if choice.backend is not Backend.CPU_WASM else None
         data = [chunk.blob for chunk in assignment.chunks]
         if assignment.held_out is not None:
             data.append(assignment.held_out.file)
@@ -63,19 +68,17 @@ class StorageFiles:
             async def bring(blob: Blob, fetch: Fetch) -> Path:
                 return await stack.enter_async_context(self._cache.hold(blob, fetch))
 
-            wanted = [bring(blob, self._whole(blob, assignment, progress)) for blob in _distinct(data)]
-            wanted.append(
-                bring(assignment.package.module, self._whole(assignment.package.module, assignment, progress))
-            )
+            whole = _distinct([package.module, *data, *([archive] if archive else [])])
+            wanted = [bring(blob, self._whole(blob, assignment, progress)) for blob in whole]
             if assignment.weights is not None:
                 part = Blob(assignment.weights.sha256, assignment.weights.size)
                 wanted.append(bring(part, self._range(part, assignment, progress)))
             await _all(wanted)
-            paths = {blob.sha256: self._cache.path(blob.sha256) for blob in data}
             yield Inputs(
-                module=self._cache.path(assignment.package.module.sha256),
+                module=self._cache.path(package.module.sha256),
                 weights=self._cache.path(assignment.weights.sha256) if assignment.weights else None,
-                chunks=tuple(paths[blob.sha256] for blob in data),
+                chunks=tuple(self._cache.path(blob.sha256) for blob in data),
+                shader_archive=self._cache.path(archive.sha256) if archive else None,
             )
 
     def _whole(self, blob: Blob, assignment: Assignment, progress: _Progress) -> Fetch:

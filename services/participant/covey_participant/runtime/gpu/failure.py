@@ -1,9 +1,9 @@
 """Why work failed on the GPU."""
 
-from covey_participant.domain.failure import WorkFailure
+from covey_participant.domain.failure import BackendFailure
 
 
-class GpuFailure(WorkFailure):
+class GpuFailure(BackendFailure):
     """Work that failed because it ran on the GPU: redo it on the CPU, with fallback reason `DEVICE_ERROR`.
 
     `reason` says more: `SHADER_INVALID` (the package's archive is wrong, on every device), `DEVICE` (the
