@@ -23,7 +23,6 @@ from covey_storage.convert import (
 )
 from covey_storage.domain.catalog import Catalog
 from covey_storage.domain.gate import Gate
-from covey_storage.domain.model import BlobRef
 from covey_storage.domain.reads import Reads
 from covey_storage.domain.scrub import Scrubber
 from covey_storage.domain.shelf import Shelf
@@ -102,13 +101,11 @@ class StorageServicer(pb_grpc.StorageServiceServicer):
     async def FindMissingBlobs(
         self, request: pb.FindMissingBlobsRequest, context: Context
     ) -> pb.FindMissingBlobsResponse:
-        missing: list[BlobRef] = []
+        response = pb.FindMissingBlobsResponse()
+        # Slice by slice, so that other calls get their turn between them.
         for start in range(0, len(request.blobs), _SLICE):
             asked = [ref_from_proto(ref) for ref in request.blobs[start : start + _SLICE]]
-            missing += await self._catalog.find_missing(asked)
-        response = pb.FindMissingBlobsResponse()
-        for ref in missing:
-            response.missing.add(sha256=ref.sha256, size_bytes=ref.size)
+            response.missing.extend(map(ref_to_proto, await self._catalog.find_missing(asked)))
         return response
 
     async def StatBlob(self, request: pb.StatBlobRequest, context: Context) -> pb.StatBlobResponse:
