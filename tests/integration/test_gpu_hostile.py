@@ -164,6 +164,20 @@ async def test_shader_and_plan_must_agree(tmp_path: Path, adapter: Adapter, pool
     assert "'forward'" in found.message
 
 
+async def test_a_buffer_too_small_for_its_shader_is_refused(
+    tmp_path: Path, adapter: Adapter, pool: GpuPool
+) -> None:
+    """A uniform buffer that is shorter than the struct in the shader is the package's mistake."""
+    plan = linear_plan()
+    plan["buffers"][5]["count"] = "3"
+
+    found = await failure(pool, job(tmp_path, adapter, plan=plan))
+
+    assert found.reason is Reason.SHADER_INVALID
+    assert "16" in found.message
+    await works(pool, tmp_path, adapter)
+
+
 async def test_forty_gibibytes_are_refused(tmp_path: Path, adapter: Adapter, pool: GpuPool) -> None:
     """Twenty buffers of 2 GiB are named one by one, without one of them being made."""
     plan = linear_plan()

@@ -43,7 +43,7 @@ class ShaderPlan(_message.Message):
 
     @_builtins.property
     def train(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShaderStep]:
-        """Dispatches of one training minibatch, in order."""
+        """Dispatches of one training minibatch, in order; each sees what those before it wrote. Empty unless a dataset package trains."""
 
     @_builtins.property
     def update(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShaderStep]:
@@ -135,14 +135,16 @@ class ShaderBuffer(_message.Message):
     parentheses, integers, `batchSize`, and manifest names (`size("layer.weight")`).
     """
     parameter: _builtins.str
-    """Weights: the parameter's name in the manifest."""
+    """Weights: the parameter's name in the manifest. Each parameter has exactly one buffer, of F32 and of its size."""
     tensor: _builtins.int
-    """Input: an index of `covey_tensor`."""
+    """Input: an index of `covey_tensor`. Written anew for each minibatch, zeros behind what a small last one has; shaders only read it."""
     metrics: _builtins.bool
-    """Metrics: `f32[metrics]` sums that the host reads back."""
+    """Metrics: `f32[metrics]` sums over the minibatch's units, or `f32[2 * metrics]` pairs of sum and count. Zeroed before each
+    minibatch; the host adds them up. Always true.
+    """
     @_builtins.property
     def uniform(self) -> Global___ShaderUniform:
-        """Uniform: the listed hyperparameters and host values, in this order."""
+        """Uniform: the listed hyperparameters and host values, in this order; elements beyond the list are zero. Shaders only read it."""
 
     def __init__(
         self,
@@ -174,7 +176,9 @@ class ShaderUniform(_message.Message):
     FIELDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Hyperparameter names, or the host's `batchUnits` (units in this minibatch) and `stepIndex`; each becomes one element."""
+        """Hyperparameter names, or the host's `batchUnits` (units in this minibatch) and `stepIndex` (minibatches since the phase began,
+        from 0); each becomes one element, converted to the buffer's type.
+        """
 
     def __init__(
         self,

@@ -35,13 +35,14 @@ class Executor:
         self.plan = plan
         self.device = device
         self.buffers: dict[str, Any] = {}
-        self._groups: dict[tuple[str, int], Any] = {}
+        self._layouts: dict[tuple[Binding, ...], Any] = {}
+        self._groups: dict[tuple[tuple[Binding, ...], int], Any] = {}
         self._dispatches: dict[tuple[Phase, int], list[Dispatch]] = {}
         self._owned: list[Any] = []
         self.batches = 1
         try:
             modules = {name: self._module(name, source) for name, source in plan.modules.items()}
-            self._pipelines: dict[str, tuple[Any, Any]] = {}
+            self._pipelines: dict[str, Any] = {}
             for pipeline in plan.pipelines:
                 on_compile(pipeline.name)
                 self._pipelines[pipeline.name] = self._pipeline(pipeline, modules[pipeline.module])
@@ -72,25 +73,29 @@ class Executor:
         with gpu_errors(f"compiling {name}", shader=True):
             return self.device.gpu.create_shader_module(label=name, code=source)
 
-    def _pipeline(self, pipeline: Pipeline, module: Any) -> tuple[Any, Any]:
+    def _pipeline(self, pipeline: Pipeline, module: Any) -> Any:
         gpu = self.device.gpu
         with gpu_errors(f"making the pipeline {pipeline.name!r} of {pipeline.module}", shader=True):
-            layout = gpu.create_bind_group_layout(
+            return gpu.create_compute_pipeline(
+                label=pipeline.name,
+                layout=gpu.create_pipeline_layout(bind_group_layouts=[self._layout(pipeline.bindings)]),
+                compute={"module": module, "entry_point": pipeline.entry_point},
+            )
+
+    def _layout(self, bindings: tuple[Binding, ...]) -> Any:
+        """Returns the layout of these bindings; equal ones share it, and with it their bind groups."""
+        if bindings not in self._layouts:
+            self._layouts[bindings] = self.device.gpu.create_bind_group_layout(
                 entries=[
                     {
                         "binding": binding.number,
                         "visibility": wgpu.ShaderStage.COMPUTE,
                         "buffer": {"type": binding.access.value},
                     }
-                    for binding in pipeline.bindings
+                    for binding in bindings
                 ]
             )
-            made = gpu.create_compute_pipeline(
-                label=pipeline.name,
-                layout=gpu.create_pipeline_layout(bind_group_layouts=[layout]),
-                compute={"module": module, "entry_point": pipeline.entry_point},
-            )
-        return made, layout
+        return self._layouts[bindings]
 
     def _parameters(self) -> list[tuple[Any, int]]:
         """Returns (buffer, bytes) of the weights in manifest order."""
@@ -99,14 +104,15 @@ class Executor:
 
     def _group(self, pipeline: Pipeline, slot: int) -> Any:
         """Returns the bind group of a pipeline for a slot; one for all when nothing in it differs."""
-        if not any(binding.buffer.role.per_minibatch for binding in pipeline.bindings):
+        bindings = pipeline.bindings
+        if not any(binding.buffer.role.per_minibatch for binding in bindings):
             slot = 0
-        key = (pipeline.name, slot)
+        key = (bindings, slot)
         if key not in self._groups:
             with gpu_errors(f"binding the buffers of pipeline {pipeline.name!r}", shader=True):
                 self._groups[key] = self.device.gpu.create_bind_group(
-                    layout=self._pipelines[pipeline.name][1],
-                    entries=[self._entry(binding, slot) for binding in pipeline.bindings],
+                    layout=self._layouts[bindings],
+                    entries=[self._entry(binding, slot) for binding in bindings],
                 )
         return self._groups[key]
 
@@ -122,7 +128,7 @@ class Executor:
         if key not in self._dispatches:
             handle = Device.handle
             self._dispatches[key] = [
-                (handle(self._pipelines[p.name][0]), handle(self._group(p, slot)), *p.workgroups)
+                (handle(self._pipelines[p.name]), handle(self._group(p, slot)), *p.workgroups)
                 for p in self.plan.phases[phase]
             ]
         return self._dispatches[key]

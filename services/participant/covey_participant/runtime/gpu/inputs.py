@@ -38,7 +38,14 @@ class Inputs:
         self._batch_size = plan.batch_size
         self._tensors = [(b, self._rows(b)) for b in used if b.role is Role.TENSOR]
         self._uniforms = [(b, self._uniform(b, hyperparameters)) for b in used if b.role is Role.UNIFORM]
-        self._filled = {buffer.name: [0] * plan.slots for buffer, _ in self._tensors}
+        self._filled = [[0] * plan.slots for _ in self._tensors]
+        # What changes with each minibatch: (column of all rows, whether it is the units or the step).
+        self._changing = [
+            (rows.view(_DTYPES[buffer.element])[:, column], name == "batchUnits")
+            for buffer, rows in self._uniforms
+            for column, name in enumerate(buffer.uniform)
+            if name in ("batchUnits", "stepIndex")
+        ]
         self._step = 0
 
     def _rows(self, buffer: Buffer) -> Words:
@@ -69,7 +76,7 @@ class Inputs:
         return units
 
     def _put(self, slot: int, batch: Minibatch) -> None:
-        for buffer, rows in self._tensors:
+        for (buffer, rows), filled in zip(self._tensors, self._filled, strict=True):
             words = batch.tensors.get(buffer.tensor)
             if words is None or words.size > buffer.count:
                 found = "none" if words is None else f"{words.size} elements"
@@ -78,18 +85,13 @@ class Inputs:
                     f"covey_tensor({buffer.tensor}) handed out {found}, buffer {buffer.name!r} takes at most "
                     f"{buffer.count}",
                 )
-            row, filled = rows[slot], self._filled[buffer.name]
+            row = rows[slot]
             row[: words.size] = words
             if words.size < filled[slot]:
                 row[words.size : filled[slot]] = 0
             filled[slot] = words.size
-        for buffer, rows in self._uniforms:
-            typed = rows.view(_DTYPES[buffer.element])
-            for column, name in enumerate(buffer.uniform):
-                if name == "batchUnits":
-                    typed[slot, column] = batch.units
-                elif name == "stepIndex":
-                    typed[slot, column] = self._step
+        for column, is_units in self._changing:
+            column[slot] = batch.units if is_units else self._step
         self._step += 1
 
     def contents(self, count: int) -> Iterable[tuple[str, Words]]:

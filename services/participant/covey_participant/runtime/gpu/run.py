@@ -101,7 +101,7 @@ class Run:
     def _encode(self, count: int) -> Any:
         """Sends the inputs on their way and returns the commands for `count` minibatches."""
         executor, metrics = self._executor, self._metrics
-        with gpu_errors("encoding a minibatch"):
+        with gpu_errors("encoding a minibatch", shader=True):
             for name, content in self._inputs.contents(count):
                 self._gpu.queue.write_buffer(executor.buffers[name], 0, content)
             encoder = self._gpu.create_command_encoder()
