@@ -28,16 +28,20 @@ $(READY): requirements.lock pyproject.toml tools/setup.sh
 demo: setup ## Train a model on four local participants: coordinator, storage and all
 	@$(BIN)/covey demo $(ARGS)
 
+.PHONY: vulkan
+vulkan:
+	@tools/install_vulkan.sh
+
 .PHONY: test
-test: setup ## Run every test except faults
+test: setup vulkan ## Run every test except faults
 	@$(BIN)/pytest -m "not faults" -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: test-fast
-test-fast: setup ## Run the tests that take milliseconds
+test-fast: setup vulkan ## Run the tests that take milliseconds
 	@$(BIN)/pytest -m "not faults and not slow" -n $(JOBS) --dist worksteal $(ARGS)
 
 .PHONY: test-faults
-test-faults: setup ## Run the tests that kill processes and cut connections
+test-faults: setup vulkan ## Run the tests that kill processes and cut connections
 	@$(BIN)/pytest -m faults $(ARGS)
 
 .PHONY: lint
