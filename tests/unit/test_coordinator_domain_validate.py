@@ -116,6 +116,7 @@ def test_the_reason_is_that_of_the_first_group() -> None:
         ({"inputs": "none"}, "package.work_source.inputs"),
         ({"min_units": 3, "max_units": 2}, "package.work_source.min_units"),
         ({"parameters": (ParameterSpec("w", (MAX_WEIGHTS, 2)),)}, "package.parameters"),
+        ({"parameters": (ParameterSpec("w", (2,)), ParameterSpec("w", (2,)))}, "package.parameters"),
         ({"inference": True}, "package.inference"),
         ({"describes_inference": True}, "package.inference"),
         ({"validation": MODULE}, "package"),
@@ -148,6 +149,14 @@ def test_chunks_must_fit_the_package() -> None:
     other = replace(CHUNK, format="other")
     assert "reads small-v1" in violations(chunks=(other,))["dataset.chunks[0].format"]
     assert "at least one chunk" in violations(chunks=())["dataset.chunks"]
+    assert (
+        "'c0' is there more than once"
+        in violations(chunks=(CHUNK, replace(CHUNK, file_name="x")))["dataset.chunks"]
+    )
+    assert (
+        "'c0.bin' is there more than once"
+        in violations(chunks=(CHUNK, replace(CHUNK, id="x")))["dataset.chunks"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,8 +180,16 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], field: str) -> None:
 
 def test_too_many_rounds() -> None:
     """Passes times rounds has a bound."""
-    chunks = tuple(replace(CHUNK, id=f"c{n}") for n in range(20))
+    chunks = tuple(replace(CHUNK, id=f"c{n}", file_name=f"c{n}.bin") for n in range(20))
     assert "settings.epochs" in violations(chunks=chunks, epochs=1_000_000, assignments_per_round=1)
+
+
+def test_many_chunks_take_little_time() -> None:
+    """The contract's 100,000 chunks are checked in a moment: nothing is quadratic."""
+    chunks = tuple(replace(CHUNK, id=f"c{n}", file_name=f"c{n}.bin") for n in range(100_000))
+    files = (FILES[0], *(UploadedFile(c.file_name, c.size, c.sha256) for c in chunks))
+
+    assert len(check(chunks=chunks, files=files).chunks) == 100_000
 
 
 def test_a_short_deadline_shortens_the_silence() -> None:

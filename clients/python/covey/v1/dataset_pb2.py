@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from buf.validate import validate_pb2 as buf_dot_validate_dot_validate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ovey/v1/dataset.proto\x12\x08\x63ovey.v1\x1a\x1b\x62uf/validate/validate.proto\"\xe5\x01\n\x0f\x44\x61tasetManifest\x12\x33\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x0f.covey.v1.ChunkB\n\xbaH\x07\x92\x01\x04\x10\xa0\x8d\x06R\x06\x63hunks:\x9c\x01\xbaH\x98\x01\x1a\x95\x01\n\x17\x64\x61taset_manifest.unique\x12+ids and file names of chunks must be unique\x1aMthis.chunks.map(c, c.id).unique() && this.chunks.map(c, c.file_name).unique()\"\xb7\x02\n\x05\x43hunk\x12:\n\x02id\x18\x01 \x01(\tB*\xbaH\'r%2#^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$R\x02id\x12\x36\n\tfile_name\x18\x02 \x01(\tB\x19\xbaH\x16r\x14\x10\x01\x18\xff\x01\x32\r^[^/\\\\\\x00]+$R\x08\x66ileName\x12\x1d\n\x05\x62ytes\x18\x03 \x01(\rB\x07\xbaH\x04*\x02 \x00R\x05\x62ytes\x12-\n\x06sha256\x18\x04 \x01(\tB\x15\xbaH\x12r\x10\x32\x0e^[0-9a-f]{64}$R\x06sha256\x12:\n\x06\x66ormat\x18\x05 \x01(\tB\"\xbaH\x1fr\x1d\x32\x1b^[a-z0-9][a-z0-9._-]{0,62}$R\x06\x66ormat\x12\x30\n\rexample_count\x18\x06 \x01(\rB\x0b\xbaH\x08*\x06\x18\xff\xff\xff\xff\x07R\x0c\x65xampleCountb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ovey/v1/dataset.proto\x12\x08\x63ovey.v1\x1a\x1b\x62uf/validate/validate.proto\"F\n\x0f\x44\x61tasetManifest\x12\x33\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x0f.covey.v1.ChunkB\n\xbaH\x07\x92\x01\x04\x10\xa0\x8d\x06R\x06\x63hunks\"\xb7\x02\n\x05\x43hunk\x12:\n\x02id\x18\x01 \x01(\tB*\xbaH\'r%2#^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$R\x02id\x12\x36\n\tfile_name\x18\x02 \x01(\tB\x19\xbaH\x16r\x14\x10\x01\x18\xff\x01\x32\r^[^/\\\\\\x00]+$R\x08\x66ileName\x12\x1d\n\x05\x62ytes\x18\x03 \x01(\rB\x07\xbaH\x04*\x02 \x00R\x05\x62ytes\x12-\n\x06sha256\x18\x04 \x01(\tB\x15\xbaH\x12r\x10\x32\x0e^[0-9a-f]{64}$R\x06sha256\x12:\n\x06\x66ormat\x18\x05 \x01(\tB\"\xbaH\x1fr\x1d\x32\x1b^[a-z0-9][a-z0-9._-]{0,62}$R\x06\x66ormat\x12\x30\n\rexample_count\x18\x06 \x01(\rB\x0b\xbaH\x08*\x06\x18\xff\xff\xff\xff\x07R\x0c\x65xampleCountb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DATASETMANIFEST'].fields_by_name['chunks']._loaded_options = None
   _globals['_DATASETMANIFEST'].fields_by_name['chunks']._serialized_options = b'\272H\007\222\001\004\020\240\215\006'
-  _globals['_DATASETMANIFEST']._loaded_options = None
-  _globals['_DATASETMANIFEST']._serialized_options = b'\272H\230\001\032\225\001\n\027dataset_manifest.unique\022+ids and file names of chunks must be unique\032Mthis.chunks.map(c, c.id).unique() && this.chunks.map(c, c.file_name).unique()'
   _globals['_CHUNK'].fields_by_name['id']._loaded_options = None
   _globals['_CHUNK'].fields_by_name['id']._serialized_options = b'\272H\'r%2#^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$'
   _globals['_CHUNK'].fields_by_name['file_name']._loaded_options = None
@@ -48,8 +46,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHUNK'].fields_by_name['format']._serialized_options = b'\272H\037r\0352\033^[a-z0-9][a-z0-9._-]{0,62}$'
   _globals['_CHUNK'].fields_by_name['example_count']._loaded_options = None
   _globals['_CHUNK'].fields_by_name['example_count']._serialized_options = b'\272H\010*\006\030\377\377\377\377\007'
-  _globals['_DATASETMANIFEST']._serialized_start=66
-  _globals['_DATASETMANIFEST']._serialized_end=295
-  _globals['_CHUNK']._serialized_start=298
-  _globals['_CHUNK']._serialized_end=609
+  _globals['_DATASETMANIFEST']._serialized_start=65
+  _globals['_DATASETMANIFEST']._serialized_end=135
+  _globals['_CHUNK']._serialized_start=138
+  _globals['_CHUNK']._serialized_end=449
 # @@protoc_insertion_point(module_scope)

@@ -20,7 +20,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class DatasetManifest(_message.Message):
-    """A dataset: its chunks in manifest order. On disk it is the bare JSON array of `chunks`."""
+    """A dataset: its chunks in manifest order. On disk it is the bare JSON array of `chunks`.
+
+    Ids and file names must be unique. That isn't a rule of `buf.validate`, whose `unique()` takes
+    quadratic time and gives up at a few thousand; `CreateJob` checks it (`DATASET_MISMATCH`).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -69,7 +69,9 @@ class ModelPackage(_message.Message):
 
     @_builtins.property
     def parameters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Parameter]:
-        """The trained tensors, f32, in the order in which they lie in memory. The weight count is the sum of the products of their shapes."""
+        """The trained tensors, f32, in the order in which they lie in memory. The weight count is the sum of the products of their shapes.
+        Names must be unique: `CreateJob` checks it (`PACKAGE_MISMATCH`), because `unique()` takes quadratic time.
+        """
 
     @_builtins.property
     def data_formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

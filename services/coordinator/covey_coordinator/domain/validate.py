@@ -68,6 +68,10 @@ def _package_shape(package: PackageSpec) -> list[Violation]:
         ("package.auxiliary_files", package.auxiliary_files),
     ):
         wrong += [Violation(field, f"{name!r} is there twice") for name in _repeated(n.name for n in named)]
+    wrong += [
+        Violation("package.parameters", f"{name!r} is there twice")
+        for name in _repeated(parameter.name for parameter in package.parameters)
+    ]
     if package.weight_count > MAX_WEIGHTS:
         wrong.append(
             Violation(
@@ -137,7 +141,14 @@ def _defaults(package: PackageSpec) -> list[Violation]:
 def _check_dataset(package: PackageSpec, chunks: Sequence[Chunk], uploads: _Uploads) -> list[Violation]:
     if not chunks:
         return [Violation("dataset.chunks", "expected at least one chunk, found none")]
-    wrong = []
+    wrong = [
+        Violation("dataset.chunks", f"the id {name!r} is there more than once")
+        for name in _repeated(chunk.id for chunk in chunks)
+    ]
+    wrong += [
+        Violation("dataset.chunks", f"the file name {name!r} is there more than once")
+        for name in _repeated(chunk.file_name for chunk in chunks)
+    ]
     formats = ", ".join(package.data_formats)
     for i, chunk in enumerate(chunks):
         field = f"dataset.chunks[{i}]"
