@@ -94,17 +94,17 @@ def test_with_json_errors_are_one_object_on_stderr(
 
 
 def test_violations_are_listed_under_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each on a line with its path; what the sentence says already isn't said twice."""
+    """Each on a line with its path; what the sentence tells of them isn't told twice."""
     error = InvalidArgument(
         Reason.INVALID_FIELD,
-        "two things are wrong: a: told here",
+        "three things are wrong: a: told here; b.c: told below",
         violations=[Violation("a", "told here"), Violation("b.c", "told below"), Violation("", "no path")],
     )
 
     assert _errors.report(error, as_json=False) == 1
 
     assert capsys.readouterr().err == (
-        "error: two things are wrong: a: told here\n  b.c: told below\n  no path\n"
+        "error: three things are wrong\n  a: told here\n  b.c: told below\n  no path\n"
     )
 
 

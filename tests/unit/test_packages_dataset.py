@@ -53,13 +53,16 @@ def test_every_kind_of_mismatch_is_reported_at_once(tmp_path: Path, package: Pac
 
 
 def test_ids_and_names_are_unique(tmp_path: Path) -> None:
-    """The contract's rule about the whole list is told for the list."""
+    """Each repetition is told at its own place, with the place of the first."""
     rows = write_dataset(tmp_path)
     (tmp_path / "dataset.json").write_text(json.dumps([*rows, rows[0]]))
 
     found = violations(tmp_path / "dataset.json")
 
-    assert found == {"": "ids and file names of chunks must be unique"}
+    assert found == {
+        "[2].id": "'chunk-0' is the same as [0].id; names are unique",
+        "[2].fileName": "'chunk-0.bin' is the same as [0].fileName; names are unique",
+    }
 
 
 def test_unknown_keys_and_types_are_told_with_the_chunks_place(tmp_path: Path) -> None:

@@ -196,6 +196,18 @@ def test_a_file_name_that_leads_out_of_the_folder_is_never_opened(tmp_path: Path
     assert "secret" not in found["module.fileName"]
 
 
+def test_names_are_unique_within_their_list(tmp_path: Path) -> None:
+    """Parameters, metrics and hyperparameters are known by their names."""
+    manifest = write_package(tmp_path)
+    for key in ("parameters", "metrics", "hyperparameters"):
+        manifest[key].append(manifest[key][0])
+    save(tmp_path, manifest)
+
+    found = violations(tmp_path)
+
+    assert {"parameters[2].name", "metrics[1].name", "hyperparameters[1].name"} <= set(found)
+
+
 def test_one_name_for_two_fields_is_refused(tmp_path: Path) -> None:
     """Files are uploaded by name: a name stands for one field."""
     manifest = write_package(tmp_path)

@@ -46,19 +46,19 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise _invalid(str(path), [Violation("", f"can't be read: {error.strerror}")]) from error
+        raise _invalid([Violation("", f"can't be read: {error.strerror}")], path) from error
     value: Any
     if path.suffix == ".toml":
         try:
             value = tomllib.loads(text.decode("utf-8"))
         except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
-            raise _invalid(str(path), [Violation("", f"isn't valid TOML: {error}")]) from error
+            raise _invalid([Violation("", f"isn't valid TOML: {error}")], path) from error
     else:
         value, violations = decode(text, path.name)
         if violations:
-            raise _invalid(str(path), violations)
+            raise _invalid(violations, path)
     if not isinstance(value, dict):
-        raise _invalid(str(path), [Violation("", "expected an object with settings")])
+        raise _invalid([Violation("", "expected an object with settings")], path)
     return value
 
 
@@ -85,7 +85,7 @@ def parse_settings(value: dict[str, Any], assignments: Sequence[str] = ()) -> jo
     if not violations:
         violations += broken_rules(settings)
     if violations:
-        raise _invalid("settings", violations)
+        raise _invalid(violations)
     return settings
 
 
@@ -118,7 +118,6 @@ def _complete(value: Any, path: tuple[str, ...], prefix: str) -> None:
         value[path[-1]] = upper if upper.startswith(prefix) else prefix + upper
 
 
-def _invalid(what: str, violations: Sequence[Violation]) -> InvalidArgument:
-    return InvalidArgument(
-        Reason.SETTINGS_MISMATCH, f"{what}: the settings are not valid", violations=violations
-    )
+def _invalid(violations: Sequence[Violation], file: Path | None = None) -> InvalidArgument:
+    where = f"the settings in {file}" if file is not None else "the settings"
+    return InvalidArgument(Reason.SETTINGS_MISMATCH, f"{where} aren't valid", violations=violations)

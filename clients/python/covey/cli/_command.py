@@ -11,7 +11,7 @@ import typer
 
 from covey.cli._output import Out
 
-__all__ = ["JsonOption", "client_command", "example", "group", "run_async"]
+__all__ = ["JsonOption", "checked_address", "client_command", "example", "group", "run_async"]
 
 T = TypeVar("T")
 
@@ -60,6 +60,17 @@ def group(name: str, help: str) -> typer.Typer:
     return typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
 
 
+def checked_address(address: str, name: str) -> None:
+    """Makes an address that isn't one a matter of wrong usage (exit 2)."""
+    from covey.context import check_address
+    from covey_kit.errors import InvalidArgument
+
+    try:
+        check_address(address)
+    except InvalidArgument as error:
+        raise typer.BadParameter(error.message, param_hint=name) from error
+
+
 def run_async(body: Coroutine[Any, Any, T]) -> T:
     """Runs a command's coroutine; Ctrl-C cancels it, lets it clean up, and raises KeyboardInterrupt."""
     return asyncio.run(body)
@@ -86,6 +97,8 @@ def client_command(
         def command(**arguments: Any) -> None:
             chosen = {key: arguments.pop(key) for key in _CONNECTION}
             out = Out(as_json=chosen["as_json"])
+            if chosen["coordinator"] is not None:
+                checked_address(chosen["coordinator"], "--coordinator")
 
             async def connected() -> None:
                 from covey.client import connect

@@ -65,12 +65,16 @@ def _covey_error(error: CoveyError, *, as_json: bool) -> None:
         }
         print(json.dumps({"error": details}, ensure_ascii=False), file=sys.stderr)
         return
-    print(f"error: {error.message}", file=sys.stderr)
-    for violation in error.violations:
-        if violation.description in error.message:  # a server may have told it all in its sentence
-            continue
-        where = f"{violation.field}: " if violation.field else ""
-        print(f"  {where}{violation.description}", file=sys.stderr)
+    lines = [f"{v.field}: {v.description}" if v.field else v.description for v in error.violations]
+    print(f"error: {_head(error.message, lines)}", file=sys.stderr)
+    for line in lines:
+        print(f"  {line}", file=sys.stderr)
+
+
+def _head(message: str, lines: list[str]) -> str:
+    """Returns the message up to its first violation: a server's sentence may tell the first ones too."""
+    place = message.find(lines[0]) if lines else -1
+    return message[:place].rstrip(": ") or message if place > 0 else message
 
 
 def _print(reason: str, message: str, *, as_json: bool) -> None:

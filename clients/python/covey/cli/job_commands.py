@@ -71,6 +71,8 @@ async def create(
         raise typer.BadParameter("--epochs and --target-round exclude each other; give one")
     wanted = _settings(settings, changes or [], epochs, target_round)
     loaded = await asyncio.to_thread(load, package)
+    if data is None and loaded.manifest.work_source.inputs == "dataset":
+        raise typer.BadParameter(f"--data is needed: {loaded.manifest.name} trains on a dataset")
     dataset = await asyncio.to_thread(load_dataset, data, loaded, files) if data is not None else None
     if validate_only:
         await _validate_only(client, out, loaded, dataset, wanted, name)

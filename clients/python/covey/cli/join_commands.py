@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from covey.cli._command import JsonOption, example
+from covey.cli._command import JsonOption, checked_address, example
 from covey.cli._output import Out
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ def join(
     It joins again by itself whenever the connection is lost. With --json one object is printed when it is
     ready: participant_id, folder, control_address.
     """
-    from covey.context import check_address, data_folder
+    from covey.context import data_folder
     from covey_participant.app import ParticipantSettings
     from covey_participant.domain.values import Preference
 
-    check_address(address)
+    checked_address(address, "ADDRESS")
     if backend is not None and backend.upper() not in Preference.__members__:
         raise typer.BadParameter(f"expected auto, cpu or gpu, found {backend!r}", param_hint="--backend")
     settings = ParticipantSettings(

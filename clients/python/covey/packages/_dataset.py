@@ -7,7 +7,7 @@ from typing import Any
 
 from covey.packages._files import Declared, compare, plain_name
 from covey.packages._package import Package
-from covey.packages._rules import broken_rules
+from covey.packages._rules import broken_rules, repeated
 from covey.packages._strict import decode, fill
 from covey.v1 import dataset_pb2
 from covey_kit.bulk import digest_file
@@ -71,7 +71,7 @@ def load_dataset(path: Path | str, package: Package | None = None, files: Path |
             continue
         item = Declared(f"[{index}]", chunk.file_name, chunk.bytes, chunk.sha256)
         violations += compare(item, places[0] if places else None, looked_in)
-    if package is not None:
+    if package is not None and (manifest.chunks or not violations):  # else it couldn't be read
         violations += _fit(manifest, package)
     if violations:
         raise InvalidArgument(Reason.DATASET_MISMATCH, f"{path} isn't a valid dataset", violations=violations)
@@ -100,6 +100,8 @@ def _read(path: Path) -> tuple[dataset_pb2.DatasetManifest, list[Violation]]:
         violations = [
             Violation(v.field.removeprefix("chunks"), v.description) for v in broken_rules(manifest)
         ]
+        violations += repeated("[{}].id", [chunk.id for chunk in manifest.chunks])
+        violations += repeated("[{}].fileName", [chunk.file_name for chunk in manifest.chunks])
     return manifest, violations
 
 

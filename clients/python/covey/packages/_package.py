@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 
 from covey.packages._files import Declared, compare, plain_name, repeated_names
-from covey.packages._rules import broken_rules
+from covey.packages._rules import broken_rules, repeated
 from covey.packages._strict import decode, fill
 from covey.v1 import package_pb2
 from covey_kit.errors import InvalidArgument, Reason, Violation
@@ -92,7 +92,18 @@ def read_manifest(folder: Path) -> tuple[package_pb2.ModelPackage, list[Violatio
     violations += fill(manifest, value)
     if violations:
         return manifest, violations
-    return manifest, broken_rules(manifest)
+    return manifest, broken_rules(manifest) + _repeated_names(manifest)
+
+
+def _repeated_names(manifest: package_pb2.ModelPackage) -> list[Violation]:
+    lists = {
+        "parameters[{}].name": [one.name for one in manifest.parameters],
+        "metrics[{}].name": [one.name for one in manifest.metrics],
+        "hyperparameters[{}].name": [one.name for one in manifest.hyperparameters],
+        "auxiliaryWeights[{}].name": [one.name for one in manifest.auxiliary_weights],
+        "auxiliaryFiles[{}].name": [one.name for one in manifest.auxiliary_files],
+    }
+    return [violation for path, names in lists.items() for violation in repeated(path, names)]
 
 
 def file_violations(folder: Path, manifest: package_pb2.ModelPackage) -> list[Violation]:

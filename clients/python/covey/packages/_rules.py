@@ -1,5 +1,6 @@
 """The bounds that stand on the contract's fields, checked where no server has to be asked."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -8,7 +9,7 @@ from google.protobuf.message import Message
 from covey.packages._strict import join
 from covey_kit.errors import Violation
 
-__all__ = ["broken_rules"]
+__all__ = ["broken_rules", "repeated"]
 
 
 def broken_rules(message: Message, path: str = "") -> list[Violation]:
@@ -27,6 +28,18 @@ def broken_rules(message: Message, path: str = "") -> list[Violation]:
             where += _subscript(element.subscript)
             descriptor = _inner(field)
         found.append(Violation(where, proto.message or proto.rule_id or "not allowed"))
+    return found
+
+
+def repeated(path: str, names: Sequence[str]) -> list[Violation]:
+    """Returns a violation for each name that stood earlier in its list; `path` has `{}` for the place."""
+    first: dict[str, int] = {}
+    found = []
+    for index, name in enumerate(names):
+        if name in first:
+            text = f"{name!r} is the same as {path.format(first[name])}; names are unique"
+            found.append(Violation(path.format(index), text))
+        first.setdefault(name, index)
     return found
 
 
