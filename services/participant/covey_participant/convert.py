@@ -54,6 +54,10 @@ def time_from_proto(message: timestamp_pb2.Timestamp) -> float:
     return message.seconds + message.nanos / 1e9
 
 
+CONFIG_FIELDS = ("batchSize", "learningRate", "localEpochs")
+"""Hyperparameters with fields of their own in a configuration; all others are the model's."""
+
+
 def duration_to_proto(seconds: float) -> duration_pb2.Duration:
     """Returns seconds as a duration."""
     message = duration_pb2.Duration()
@@ -85,9 +89,20 @@ def package_from_proto(message: package_pb2.ModelPackage) -> Package:
         validation_examples=message.validation_example_count
         if message.HasField("validation_example_count")
         else None,
-        gpu=GpuNeeds(dict(gpu.requires.limits), tuple(gpu.requires.features)) if gpu else None,
+        gpu=_gpu_needs(message, gpu) if gpu else None,
         shader_archive=Blob(archive.sha256, archive.bytes) if message.HasField("shader_archive") else None,
         max_workers=source.max_workers or 1,
+    )
+
+
+def _gpu_needs(message: package_pb2.ModelPackage, backend: package_pb2.BackendSpec) -> GpuNeeds:
+    return GpuNeeds(
+        limits=dict(backend.requires.limits),
+        features=tuple(backend.requires.features),
+        parameters=tuple((parameter.name, math.prod(parameter.shape)) for parameter in message.parameters),
+        hyperparameters=tuple(
+            item.name for item in message.hyperparameters if item.name not in CONFIG_FIELDS
+        ),
     )
 
 

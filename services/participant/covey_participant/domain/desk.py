@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
 from covey_kit.clock import Clock
 from covey_kit.errors import CoveyError, Reason, Unavailable
-from covey_participant.domain.backend import Choice
+from covey_participant.domain.backend import Choice, Fallback
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.execution import Execution, Stage
 from covey_participant.domain.failure import BackendFailure, WorkFailure
@@ -163,6 +164,8 @@ class Desk:
                 "the GPU failed: doing it on the CPU", reason=failure.reason.value, message=failure.message
             )
             choice = self._chooser.choose(execution.assignment, failure.message)
+            if choice.fallback is Fallback.DEVICE_ERROR:
+                choice = replace(choice, fallback=failure.fallback)
             execution.units_done = execution.work_rate = None
             return await self._run_on(execution, choice)
 

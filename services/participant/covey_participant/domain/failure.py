@@ -1,6 +1,7 @@
 """Why an assignment failed here."""
 
 from covey_kit.errors import Reason
+from covey_participant.domain.backend import Fallback
 
 MOST_BYTES = 4096
 """Bound of `Failure.message` in the contract."""
@@ -34,7 +35,22 @@ class WorkFailure(Exception):
 
 
 class BackendFailure(WorkFailure):
-    """Work that failed because of the backend it ran on: the CPU may still do it (`DEVICE_ERROR`)."""
+    """Work that failed because of the backend it ran on: the CPU may still do it.
+
+    Attributes:
+        fallback: why: `DEVICE_ERROR`, or `LIMITS` or `BUDGET` where that showed only with the plan at hand.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        package_fault: bool | None = None,
+        fallback: Fallback = Fallback.DEVICE_ERROR,
+    ) -> None:
+        super().__init__(reason, message, package_fault=package_fault)
+        self.fallback = fallback
 
 
 class Cancelled(Exception):

@@ -38,10 +38,18 @@ class Blob:
 
 @dataclass(frozen=True)
 class GpuNeeds:
-    """What a package asks of a GPU: limit name to its least value, and features."""
+    """What a package asks of a GPU, and what its shader plan is checked against.
+
+    Attributes:
+        limits, features: WebGPU limit name to its least value; feature names.
+        parameters: (name, elements) in manifest order.
+        hyperparameters: names of the model's own, in the order of `Config.hyperparameters`.
+    """
 
     limits: dict[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    parameters: tuple[tuple[str, int], ...] = ()
+    hyperparameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
