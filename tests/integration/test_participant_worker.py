@@ -1,8 +1,11 @@
 """Worker processes: what a package may do to them, and what they never do to anybody else."""
 
 import asyncio
+import errno
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,10 +18,10 @@ import pytest
 from covey_kit.errors import Reason
 from covey_participant.domain.failure import WorkFailure
 from covey_participant.runtime.pool import WorkerPool
-from covey_participant.runtime.protocol import Job, Outcome, Progress, Task
+from covey_participant.runtime.protocol import FileRange, Job, Outcome, Progress, Task
 from covey_participant.runtime.supervisor import TimeLimits
 from support.eventually import eventually
-from support.wat_packages import adder_initialize, adder_train
+from support.wat_packages import adder_initialize, adder_train, large_wasm
 from support.worker_jobs import BASE, UNITS, Bench
 
 LIMITS = TimeLimits(call=0.5)
@@ -340,3 +343,77 @@ async def test_closing_the_pool_ends_even_a_busy_worker_at_once(bench: Bench) ->
     with pytest.raises(WorkFailure, match="SIGKILL"):
         await task
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+PROBE = """
+import ctypes, json, os, signal, socket, subprocess, threading
+from covey_participant.runtime import sandbox, seccomp
+
+sandbox.harden()
+filtered = seccomp.deny_system_calls()
+libc = ctypes.CDLL(None, use_errno=True)
+
+def outcome(work):
+    try:
+        work()
+    except (OSError, RuntimeError) as error:
+        return getattr(error, "errno", None) or "refused"
+    return "done"
+
+def traced():
+    if libc.ptrace(16, os.getppid(), 0, 0) < 0:
+        raise OSError(ctypes.get_errno(), "ptrace")
+
+print(json.dumps({
+    "filtered": filtered,
+    "socket": outcome(lambda: socket.socket()),
+    "fork": outcome(lambda: os.fork() or os._exit(0)),
+    "exec": outcome(lambda: os.execv("/bin/true", ["true"])),
+    "thread": outcome(threading.Thread(target=print).start),
+    "signal": outcome(lambda: os.kill(os.getppid(), 0)),
+    "ptrace": outcome(traced),
+    "file": outcome(lambda: open("/dev/null").close()),
+}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is Linux's")
+async def test_a_worker_reaches_nobody(tmp_path: Path) -> None:
+    """No network, no program, no process, no thread, no signal to others; files it needs still open."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-c", PROBE), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    found = json.loads(out)
+
+    assert found.pop("filtered")
+    assert found.pop("file") == "done"
+    assert found.pop("thread") in (errno.EPERM, "refused")
+    assert set(found.values()) == {errno.EPERM}, found
+
+
+async def test_memory_stays_at_a_few_copies_of_the_weights(pool: WorkerPool, bench: Bench) -> None:
+    """25 million weights: linear memory and the mapped file, no more, and all of it is given back."""
+    count = 25_000_000
+    content = await asyncio.to_thread(large_wasm, count)
+    await asyncio.to_thread(lambda: np.zeros(count, np.float32).tofile(bench.folder / "large"))
+    module = replace(bench.module("large", content=content), weights=count, memory_bytes=2048 * 65536)
+    job = replace(
+        bench.train(),
+        module=module,
+        weights=FileRange(str(bench.folder / "large"), 0, 4 * count),
+        weights_sha256="large",
+    )
+    await pool.run(bench.train(), LIMITS)
+    worker, parent = psutil.Process(pool.pids[0]), psutil.Process()
+    idle, parent_idle = worker.memory_info().rss, parent.memory_info().rss
+
+    outcome = await pool.run(job, TimeLimits())
+    status = await asyncio.to_thread(Path(f"/proc/{worker.pid}/status").read_text)
+    peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+    assert outcome.size == 4 * count
+    assert peak - idle < 2.2 * 4 * count  # one in linear memory, one mapped
+    await pool.run(bench.train(), LIMITS)
+    assert worker.memory_info().rss - idle < 0.2 * 4 * count
+    assert parent.memory_info().rss - parent_idle < 0.2 * 4 * count

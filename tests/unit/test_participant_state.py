@@ -203,3 +203,16 @@ async def test_a_full_disk_empties_the_cache_before_it_fails(tmp_path: Path) -> 
         pass
 
     assert tries == [[blob(b"old").sha256], []]
+
+
+@pytest.mark.parametrize("name", ["../identity.json", "", "a" * 63, "A" * 64, "a" * 63 + "/"])
+async def test_what_isnt_a_digest_never_becomes_a_path(tmp_path: Path, name: str) -> None:
+    """A coordinator can't make the device look at, or remove, a file of its own choice."""
+    write(tmp_path / "identity.json", b"mine")
+    cache = await opened(tmp_path / "cache")
+    with pytest.raises(DataLoss):
+        async with cache.hold(Blob(name, 4), Source(b"data")):
+            pass
+
+    assert read(tmp_path / "identity.json") == b"mine"
+    assert kept(tmp_path / "cache") == set()

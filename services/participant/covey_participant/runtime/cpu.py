@@ -1,6 +1,7 @@
 """Runs assignments on the CPU: the domain's `Runner` over the pool of worker processes."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,8 @@ class CpuRunner:
         """
         if choice.backend is not Backend.CPU_WASM:
             raise WorkFailure(Reason.NOT_IMPLEMENTED, f"this runner has no {choice.backend.value} backend")
-        output = self._scratch / f"{assignment.assignment_id}-{assignment.attempt}.delta"
+        # A name of ours: the assignment's id is the coordinator's word and could be a path.
+        output = self._scratch / f"{secrets.token_hex(8)}.delta"
         job = self._job(assignment, inputs, output)
         package = assignment.package
         try:

@@ -255,7 +255,9 @@ class Program:
         self._report(Progress(Step.HOST, outcome.units or None))
         digest, buffer = hashlib.sha256(), np.empty(min(BLOCK, weights.size), np.float32)
         try:
-            with Path(job.output).open("wb") as file:
+            # A new file: truncating an old one makes some file systems write it out first.
+            Path(job.output).unlink(missing_ok=True)
+            with Path(job.output).open("xb", buffering=0) as file:
                 for start in range(0, weights.size, BLOCK):
                     block = weights[start : start + BLOCK]
                     delta = buffer[: block.size]

@@ -11,7 +11,7 @@ import traceback
 
 from covey_participant.domain.failure import Cancelled, WorkFailure
 
-from . import protocol, sandbox
+from . import protocol, sandbox, seccomp
 from .protocol import HEADER, Job, Progress, ProtocolError
 
 
@@ -72,6 +72,7 @@ def serve(channel: Channel) -> None:
 
     program = Program(report, log)
     sandbox.harden()
+    seccomp.deny_system_calls()
     channel.send({"type": "ready"})
     while True:
         frame = channel.receive()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +22,8 @@ DEFAULT_BYTES = 10 << 30
 
 Fetch = Callable[[Path], Awaitable[None]]
 """Brings a blob to a path, whole or not at all."""
+
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 _Mark = tuple[int, int, int]
 """(inode, size, modification time): unchanged since the content was verified, it needn't be hashed again."""
@@ -67,6 +70,8 @@ class BlobCache:
         Raises:
             CoveyError: what `fetch` raises; `DataLoss` (`DIGEST_MISMATCH`) when it brought something else.
         """
+        if not _DIGEST.fullmatch(blob.sha256):  # it becomes a file's name
+            raise DataLoss(Reason.DIGEST_MISMATCH, f"{blob.sha256[:80]!r} isn't a SHA-256")
         self._held[blob.sha256] += 1
         try:
             async with self._locks.setdefault(blob.sha256, asyncio.Lock()):

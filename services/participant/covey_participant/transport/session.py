@@ -9,8 +9,16 @@ import structlog
 
 from covey.v1 import work_service_pb2, work_service_pb2_grpc
 from covey_kit.channel import connect
-from covey_kit.errors import CoveyError, FailedPrecondition, PermissionDenied, Reason, Unavailable
+from covey_kit.errors import (
+    CoveyError,
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    Reason,
+    Unavailable,
+)
 from covey_kit.status import rpc_errors
+from covey_kit.validation import check
 from covey_kit.version import CONTRACT_VERSION
 from covey_participant import convert
 from covey_participant.domain.backoff import Backoff
@@ -176,7 +184,7 @@ class Session:
                     raise Unavailable(Reason.UNREACHABLE, "the stream ended before it began")
                 await self._welcome(first)
                 while isinstance(message := await call.read(), work_service_pb2.JoinResponse):
-                    await self._act(message)
+                    await self._act_safely(message)
             finally:
                 call.cancel()
 
@@ -203,6 +211,14 @@ class Session:
         interval = welcome.progress_interval.ToMilliseconds() / 1000 or 2.0
         log.info("joined", participant=self._identity.participant_id, display_name=self._display_name)
         self._commands.joined(interval)
+
+    async def _act_safely(self, message: work_service_pb2.JoinResponse) -> None:
+        """Acts on a command; one that breaks the contract is left aside, whatever it is."""
+        try:
+            check(message)
+            await self._act(message)
+        except (InvalidArgument, ValueError) as error:
+            log.warning("a command that isn't of this contract was left aside", reason=str(error))
 
     async def _act(self, message: work_service_pb2.JoinResponse) -> None:
         match message.WhichOneof("command"):
