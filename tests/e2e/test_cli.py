@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from covey.packages import load
+from covey.v1 import job_pb2
 from support.eventually import eventually
 from support.mesh import SHAPES, Mesh, Shape, covey, processes_with, running
 from support.packages import DIGITS
@@ -248,6 +249,38 @@ async def test_an_interrupted_watch_ends_with_130_and_one_line(mesh: Mesh) -> No
     code = await asyncio.wait_for(server._process.wait(), 10)  # type: ignore[union-attr]  # it was started
 
     assert (code, server.tail()) == (130, "interrupted\n")
+
+
+async def test_a_device_that_asks_waits_for_its_person(mesh: Mesh) -> None:
+    """`covey join --ask` keeps the invitation; `covey device` shows, declines and accepts it, and steers."""
+    job = (await value(mesh, "job", "create", str(DIGITS), "--data", str(DATASET)))["jobId"]
+    other = (await value(mesh, "job", "create", str(DIGITS), "--data", str(DATASET)))["jobId"]
+    await mesh.join("p1", "--ask")
+    folder = ("--folder", str(mesh.folder / "participants" / "p1"))
+    async with mesh.client() as client:
+        await mesh.connected(client, 1)
+        await client.participants.invite(job, all_connected=True)
+        await client.participants.invite(other, all_connected=True)
+
+        async def invited() -> bool:
+            shown = await value(mesh, "device", "show", *folder)
+            return len(shown.get("invitations", ())) == 2
+
+        await eventually(invited, 20, "both invitations are there", 0.1)
+        accepted = await value(mesh, "device", "accept", job, *folder)
+        declined = await value(mesh, "device", "decline", other, *folder)
+        states = [(await client.jobs.get(one)).participants[0].invitation for one in (job, other)]
+
+    settings = await value(mesh, "device", "set", "--backend", "cpu", "--max-workers", "1", *folder)
+    probed = await value(mesh, "device", "probe", str(DIGITS), *folder)
+    nobody = await mesh.covey("device", "show", "--folder", str(mesh.folder))
+
+    assert accepted["state"] == "INVITATION_STATE_ACCEPTED"
+    assert declined["state"] == "INVITATION_STATE_DECLINED"
+    assert states == [job_pb2.INVITATION_STATE_ACCEPTED, job_pb2.INVITATION_STATE_DECLINED]
+    assert (settings["backendPreference"], settings["maxLocalWorkers"]) == ("BACKEND_PREFERENCE_CPU", 1)
+    assert (probed["backend"], probed["fallbackReason"]) == ("CPU_WASM", "FALLBACK_REASON_PREFERENCE")
+    assert (nobody[0], "covey join" in nobody[2]) == (1, True)
 
 
 async def test_package_check_tells_what_the_module_is(clean: Mapping[str, str]) -> None:

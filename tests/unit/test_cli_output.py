@@ -45,6 +45,9 @@ def test_every_command_has_help_and_every_leaf_an_example(
     told = capsys.readouterr()
     assert (code, told.err) == (0, "")
     assert f"Usage: covey {' '.join(words)}".rstrip() in told.out
+    assert "..." not in told.out.split("Commands:", 1)[-1] or "Commands:" not in told.out, (
+        "they fit their line"
+    )
     if "COMMAND" not in told.out:
         assert f"covey {' '.join(words)}" in told.out.split("Example", 1)[1].replace("\n ", "")
 

@@ -15,7 +15,16 @@ from typing import Any
 
 from covey_kit.errors import InvalidArgument, Reason
 
-__all__ = ["DEFAULT_ADDRESS", "Server", "config_folder", "data_folder", "forget", "remember", "resolve"]
+__all__ = [
+    "DEFAULT_ADDRESS",
+    "Server",
+    "config_folder",
+    "data_folder",
+    "device_folder",
+    "forget",
+    "remember",
+    "resolve",
+]
 
 DEFAULT_ADDRESS = "127.0.0.1:7654"
 """Where `covey up` listens when it isn't told otherwise."""
@@ -80,6 +89,24 @@ def data_folder() -> Path:
 
     override = os.environ.get(FOLDER_VARIABLE)
     return Path(override) if override else Path(platformdirs.user_data_dir("covey", appauthor=False))
+
+
+def device_folder(coordinator: str | None = None) -> Path:
+    """Where a device keeps its state: the one of that coordinator, or (None) the only one that there is.
+
+    Raises:
+        InvalidArgument: there is none, or more than one.
+    """
+    home = data_folder() / "participants"
+    if coordinator is not None:
+        return home / coordinator.replace(":", "-")
+    found = sorted(child for child in home.iterdir() if child.is_dir()) if home.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} devices have" if found else "no device has"
+    raise InvalidArgument(
+        Reason.INVALID_FIELD, f"{what} a folder in {home}; name the device's folder with --folder"
+    )
 
 
 def _read() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import typer.main
 from covey.cli import (
     checkpoint_commands,
     demo_commands,
+    device_commands,
     job_commands,
     join_commands,
     mesh_commands,
@@ -58,6 +59,7 @@ for module in (
     demo_commands,
     up_commands,
     join_commands,
+    device_commands,
     job_commands,
     mesh_commands,
     package_commands,

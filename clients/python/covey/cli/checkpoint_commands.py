@@ -107,9 +107,9 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every digest, shape and number of a checkpoint. Exit code 1 when something is wrong.
+    """Check every digest, shape and number.
 
-    A JOB is checked where it is stored; a FILE here.
+    Exit code 1 when something is wrong. A JOB is checked where it is stored; a FILE here.
     """
     out = Out(as_json=as_json)
     path = Path(what)
@@ -189,7 +189,10 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a checkpoint file says of itself. Nothing is verified (`verify` does that)."""
+    """Show what a checkpoint says of itself.
+
+    Nothing is verified: `verify` does that.
+    """
     from covey_kit.checkpoints import CheckpointReader
 
     out = Out(as_json=as_json)

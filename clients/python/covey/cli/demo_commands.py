@@ -44,11 +44,11 @@ def demo(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a model that reads digits on a mesh of processes on this machine.
+    """Train a model on a mesh of processes here.
 
-    Starts a coordinator with storage and some participants, each in a process of its own, trains, and takes
-    everything down again. The same seed gives the same checkpoint, to the byte, whatever the number of
-    participants. Of a temporary folder the checkpoint alone is kept.
+    Starts a coordinator with storage and some participants, each in a process of its own, trains a package
+    that reads handwritten digits, and takes everything down again. The same seed gives the same checkpoint,
+    to the byte, whatever the number of participants. Of a temporary folder the checkpoint alone is kept.
     """
     import tempfile
 

@@ -62,7 +62,10 @@ async def create(
         bool, typer.Option("--validate-only", help="Check everything, upload and make nothing.")
     ] = False,
 ) -> None:
-    """Check a package and its data, upload what is missing, and make a job of them."""
+    """Make a job of a package and its data.
+
+    Everything is checked here first, and what storage doesn't have yet is uploaded.
+    """
     import asyncio
 
     from covey.packages import load, load_dataset
@@ -164,14 +167,14 @@ def _command(name: str, summary: str) -> None:
 
 
 _command("start", "Start a job that was created.")
-_command("pause", "Take back what is being worked on and hand out nothing more.")
+_command("pause", "Take the work back and hand out no more.")
 _command("resume", "Go on with a paused job.")
 _command("stop", "End a job; its checkpoints stay.")
 
 
 @client_command(app, "delete", "covey job delete digits-4f7k2m9c")
 async def delete(client: "Client", out: Out, job: JobArgument) -> None:
-    """Forget an ended (or never started) job and its checkpoints."""
+    """Forget an ended job and its checkpoints."""
     freed = await client.jobs.delete(job)
     out.value(
         {"job_id": job, "blobs_deleted": freed.blobs_deleted, "bytes_freed": freed.bytes_freed},
@@ -203,7 +206,7 @@ async def ls(client: "Client", out: Out) -> None:
 
 @client_command(app, "show", "covey job show digits-4f7k2m9c")
 async def show(client: "Client", out: Out, job: JobArgument) -> None:
-    """Show a job as it is now: how far, who takes part, what it waits for."""
+    """Show a job: how far, who, what it waits for."""
     found = await client.jobs.get(job)
     out.value(plain(found))
     _show(out, found)
@@ -254,7 +257,10 @@ def _show(out: Out, job: "Job") -> None:
 
 @client_command(app, "watch", "covey job watch digits-4f7k2m9c")
 async def watch(client: "Client", out: Out, job: JobArgument) -> None:
-    """Follow a job until it has ended. With --json: one object a line for each change."""
+    """Follow a job until it has ended.
+
+    With --json: one object a line for each change. Exit code 1 when the job failed.
+    """
     from covey.v1 import job_pb2
     from covey_kit.errors import FailedPrecondition, Reason
 
@@ -288,7 +294,7 @@ def _line(job: "Job") -> str:
 
 @client_command(app, "rounds", "covey job rounds digits-4f7k2m9c")
 async def rounds(client: "Client", out: Out, job: JobArgument) -> None:
-    """List a job's finished rounds with training and validation metrics."""
+    """List a job's rounds with their metrics."""
     found = await client.jobs.rounds(job)
     out.value([plain(one) for one in found])
     names = list(dict.fromkeys(m.name for one in found for m in one.metrics))
@@ -320,7 +326,7 @@ async def validate(
     round_number: RoundOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result.")] = False,
 ) -> None:
-    """Evaluate a round's checkpoint on the held-out data."""
+    """Evaluate a checkpoint on the held-out data."""
     asked = await client.jobs.validate(job, round_number)
     if not wait and not asked.done:
         out.value({"job_id": job, "round": asked.round, "done": False, "metrics": None})

@@ -64,12 +64,12 @@ def join(
     ] = "info",
     as_json: JsonOption = False,
 ) -> None:
-    """Take part in a mesh with this device, until Ctrl-C.
+    """Take part in a mesh, until Ctrl-C.
 
     It joins again by itself whenever the connection is lost. With --json one object is printed when it is
     ready: participant_id, folder, control_address.
     """
-    from covey.context import data_folder
+    from covey.context import device_folder
     from covey_participant.app import ParticipantSettings
     from covey_participant.domain.values import Preference
 
@@ -78,7 +78,7 @@ def join(
         raise typer.BadParameter(f"expected auto, cpu or gpu, found {backend!r}", param_hint="--backend")
     settings = ParticipantSettings(
         coordinator=address,
-        folder=(folder or data_folder() / "participants" / address.replace(":", "-")).absolute(),
+        folder=(folder or device_folder(address)).absolute(),
         display_name=name,
         root_cert=root_cert,
         accept_all=accept_all,

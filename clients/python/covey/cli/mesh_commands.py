@@ -79,7 +79,7 @@ async def inventory(
     out: Out,
     blobs: Annotated[bool, typer.Option("--blobs", help="List every blob, not only the totals.")] = False,
 ) -> None:
-    """Show what is stored: how much, and how much nobody needs."""
+    """Show what is stored, and what nobody needs."""
     found = await client.storage.inventory()
     listed = list(found.blobs)
     if not blobs:
@@ -111,7 +111,10 @@ async def inventory(
 
 @client_command(storage, "scrub", "covey storage scrub")
 async def scrub(client: "Client", out: Out) -> None:
-    """Hash every blob again; damaged ones are set aside. Exit code 1 when there were any."""
+    """Hash every blob again, set damaged ones aside.
+
+    Exit code 1 when there were any.
+    """
     from covey_kit.errors import DataLoss, Reason
 
     damaged: list[str] = []

@@ -33,7 +33,10 @@ def check(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with manifest.json.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Check a package: its manifest, its files, and its module. Says everything that is wrong at once."""
+    """Check a package: manifest, files, module.
+
+    Says everything that is wrong at once, what was declared and what was found.
+    """
     from covey.packages import check_package
     from covey_kit.errors import InvalidArgument, Reason
 
@@ -114,7 +117,10 @@ def manifest(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the dataset manifest of some files: sizes, digests, and examples as the package counts them."""
+    """Write the dataset manifest of some files.
+
+    With sizes, digests, and the numbers of examples as the package's own loader counts them.
+    """
     from covey.packages import count_examples, describe_dataset, load
     from covey_kit.errors import InvalidArgument, Reason
 

@@ -30,7 +30,10 @@ def predict(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Run the package's inference on one input, with the weights of a checkpoint."""
+    """Predict with the weights of a checkpoint.
+
+    Runs here, without any server, in a sandbox.
+    """
     from covey.packages import load
     from covey.prediction import predict as run
 

@@ -56,9 +56,10 @@ def up(
     ] = "warning",
     as_json: JsonOption = False,
 ) -> None:
-    """Start a mesh: coordinator, storage and diagnostics in this process, on one port, until Ctrl-C.
+    """Start a mesh here, until Ctrl-C.
 
-    With --json one object is printed when it is ready: address, folder, token_file.
+    Coordinator, storage and diagnostics run in this process, on one port. What they were doing goes on at the
+    next start. With --json one object is printed when it is ready: address, folder, token_file.
     """
     from covey.context import data_folder
     from covey.up import UpOptions

@@ -23,8 +23,19 @@ What the methods return are the messages of the contract (`covey.v1`). What goes
 
 from covey.client._checkpoints import Checkpoints
 from covey.client._client import Client, connect
+from covey.client._device import Device, open_device
 from covey.client._jobs import Jobs
 from covey.client._participants import Participants
 from covey.client._storage import Storage, UploadProgress
 
-__all__ = ["Checkpoints", "Client", "Jobs", "Participants", "Storage", "UploadProgress", "connect"]
+__all__ = [
+    "Checkpoints",
+    "Client",
+    "Device",
+    "Jobs",
+    "Participants",
+    "Storage",
+    "UploadProgress",
+    "connect",
+    "open_device",
+]
