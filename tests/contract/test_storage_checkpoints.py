@@ -182,6 +182,25 @@ async def test_checkpoints_are_listed_by_round(served: Storage, tmp_path: Path) 
     assert initial.checkpoint.round == 0
 
 
+async def test_pages_end_exactly(served: Storage, tmp_path: Path) -> None:
+    """A list whose length is a multiple of its pages (and of how it's fetched) ends with its last page."""
+    for round_ in range(40):
+        await put_checkpoint(served, write_checkpoint(tmp_path / "c", round_=round_, optimizer=()))
+    for page_size in (0, 10, 20, 40):
+        rounds: list[int] = []
+        sizes: list[int] = []
+        token = ""
+        while not sizes or token:
+            page = await served.stub().ListCheckpoints(
+                pb.ListCheckpointsRequest(job_id="job-1", page_size=page_size, page_token=token)
+            )
+            rounds += [found.round for found in page.checkpoints]
+            sizes.append(len(page.checkpoints))
+            token = page.next_page_token
+        assert rounds == list(range(40))
+        assert sizes == [page_size or 40] * (40 // (page_size or 40))
+
+
 async def test_there_may_be_no_checkpoint(served: Storage, checkpoint: bytes) -> None:
     """An unknown job and an unknown round are NOT_FOUND; an unknown job's list is empty."""
     await put_checkpoint(served, checkpoint)

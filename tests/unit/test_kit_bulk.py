@@ -136,8 +136,9 @@ async def test_reading_ahead_keeps_order_and_one_at_a_time() -> None:
         starts = [int.from_bytes(block, "big") async for block in blocks]
 
     assert starts == [start for start, _ in asked]
-    assert starts == [10, 10 + (4 << 20), 10 + (8 << 20)]
-    assert sum(length for _, length in asked) == 10 << 20
+    assert len(starts) > 2
+    ends = [start + length for start, length in asked]
+    assert [*starts, 10 + (10 << 20)] == [10, *ends]
 
 
 async def test_a_reader_that_stops_waits_for_its_thread() -> None:

@@ -1,6 +1,7 @@
 """Storage's decisions, without a server."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -85,7 +86,7 @@ def test_a_holder_stands_for_its_job() -> None:
 
 def test_a_closed_gate_stops_transfers() -> None:
     """Before it's closed nothing happens; afterwards every look raises Unavailable with a time to retry."""
-    gate = Gate()
+    gate = Gate(1)
     gate.check()
     gate.close()
 
@@ -96,6 +97,17 @@ def test_a_closed_gate_stops_transfers() -> None:
     assert caught.value.retry_after is not None
 
 
+def test_transfers_are_bounded() -> None:
+    """As many transfers as may are let in; when one ends, however it ends, another may begin."""
+    gate = Gate(2)
+    with gate.transfer():
+        with pytest.raises(KeyError), gate.transfer():
+            raise KeyError
+        with gate.transfer(), pytest.raises(Unavailable) as caught, gate.transfer():
+            pass
+        assert caught.value.reason is Reason.LIMIT_EXCEEDED
+
+
 async def test_locks_are_held_one_at_a_time() -> None:
     """Holders of one key come one after the other, others at once; no key is remembered afterwards."""
     locks = KeyedLocks()
@@ -103,35 +115,41 @@ async def test_locks_are_held_one_at_a_time() -> None:
     seen: list[list[str]] = []
 
     async def use(key: str) -> None:
-        async with locks.hold(key):
-            inside.append(key)
-            seen.append(list(inside))
-            await asyncio.sleep(0)
-            inside.remove(key)
+        inside.append(key)
+        seen.append(list(inside))
+        await asyncio.sleep(0)
+        inside.remove(key)
 
-    await asyncio.gather(*(use(key) for key in "aabba"))
+    await asyncio.gather(*(locks.run(key, partial(use, key)) for key in "aabba"))
 
     assert all(len(set(keys)) == len(keys) for keys in seen)
     assert any(len(keys) == 2 for keys in seen)
     assert locks._locks == {}
 
 
-async def test_a_lock_is_let_go_when_its_waiter_is_cancelled() -> None:
-    """A waiter that is cancelled leaves nothing behind, and the key can be held again."""
+async def test_what_holds_a_lock_runs_to_its_end() -> None:
+    """Cancelled callers stop waiting for the lock at once, but what already runs under it isn't cut."""
     locks = KeyedLocks()
+    go_on, done = asyncio.Event(), []
 
-    async def use() -> None:
-        async with locks.hold("a"):
-            await asyncio.sleep(0)
+    async def work(name: str) -> None:
+        await go_on.wait()
+        done.append(name)
 
-    async with locks.hold("a"):
-        waiter = asyncio.create_task(use())
-        await asyncio.sleep(0)
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-    await asyncio.wait_for(use(), 1)
+    holder = asyncio.create_task(locks.run("a", lambda: work("holder")))
+    await asyncio.sleep(0)
+    waiter = asyncio.create_task(locks.run("a", lambda: work("waiter")))
+    await asyncio.sleep(0)
+    for task in (waiter, holder):
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert not holder.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await holder
 
+    assert done == ["holder"]
     assert locks._locks == {}
 
 

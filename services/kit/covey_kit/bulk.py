@@ -8,15 +8,16 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol
 
-from covey_kit.files import sync_folder, write_all
+from covey_kit.files import write_all
 from covey_kit.limits import BULK_BYTES
+from covey_kit.tasks import uninterrupted
 
 __all__ = ["FileSink", "Hash", "digest_file", "file_blocks", "read_ahead", "read_blocks"]
 
 _QUEUE_BYTES = 8 << 20
 """A sink takes this much before it makes its writer wait."""
 
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 2 << 20
 """What one turn of a reading thread reads: a hop between threads costs as much as hashing 64 KiB."""
 
 
@@ -68,7 +69,13 @@ class FileSink:
         Raises:
             OSError: it can't be opened or read.
         """
-        return cls(path, *await asyncio.to_thread(_open, path, resume=resume))
+        opening = asyncio.ensure_future(asyncio.to_thread(_open, path, resume=resume))
+        try:
+            return cls(path, *await uninterrupted(opening))
+        except asyncio.CancelledError:
+            if not opening.cancelled() and opening.exception() is None:
+                os.close(opening.result()[0])
+            raise
 
     @property
     def path(self) -> Path:
@@ -126,7 +133,7 @@ class FileSink:
         """Writes what is queued, closes the file and returns its size and SHA-256.
 
         Args:
-            fsync: make file and name survive a loss of power.
+            fsync: make the bytes survive a loss of power (the name lasts once its folder is synced).
 
         Raises:
             OSError: something couldn't be written; the file is closed and keeps what could.
@@ -135,7 +142,7 @@ class FileSink:
             await self._settle()
             self._raise_failure()
             if fsync and self._descriptor is not None:
-                await asyncio.to_thread(_sync, self._descriptor, self._path.parent)
+                await uninterrupted(asyncio.to_thread(os.fsync, self._descriptor))
         finally:
             await self.close()
         return self._size, self._sha256.hexdigest()
@@ -171,11 +178,6 @@ def _open(path: Path, *, resume: bool) -> tuple[int, int, Hash]:
 def _hash(sha256: Hash, blocks: Sequence[bytes]) -> None:
     for block in blocks:
         sha256.update(block)
-
-
-def _sync(descriptor: int, folder: Path) -> None:
-    os.fsync(descriptor)
-    sync_folder(folder)
 
 
 def read_blocks(descriptor: int, offset: int, size: int, sha256: Hash | None = None) -> list[bytes]:

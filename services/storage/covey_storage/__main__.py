@@ -31,46 +31,60 @@ cli = typer.Typer(
 _DEFAULTS = StorageSettings(Path("covey-storage"))
 
 
+TrustedKeyOption = Annotated[
+    list[Path],
+    typer.Option(
+        envvar="COVEY_TRUSTED_KEY",
+        help="PEM of a public key whose tokens count: the coordinator's signing-key.pub. Repeatable.",
+    ),
+]
+FolderOption = Annotated[
+    Path, typer.Option(envvar="COVEY_STORAGE_FOLDER", help="State folder; of one process at a time.")
+]
+DatabaseUrlOption = Annotated[
+    str | None,
+    typer.Option(envvar="COVEY_STORAGE_DATABASE_URL", help="SQLAlchemy URL. Default: SQLite in the folder."),
+]
+BlobUrlOption = Annotated[
+    str | None,
+    typer.Option(envvar="COVEY_STORAGE_BLOB_URL", help="Such as s3://bucket/prefix. Default: the folder."),
+]
+MaxBlobBytesOption = Annotated[
+    int, typer.Option(envvar="COVEY_STORAGE_MAX_BLOB_BYTES", min=1, help="Largest blob taken.")
+]
+MinFreeBytesOption = Annotated[
+    int,
+    typer.Option(envvar="COVEY_STORAGE_MIN_FREE_BYTES", min=0, help="Room that writes leave on the disk."),
+]
+StalePartSecondsOption = Annotated[
+    float,
+    typer.Option(
+        envvar="COVEY_STORAGE_STALE_PART_SECONDS",
+        min=0,
+        help="A scrub drops writes that haven't grown for this long.",
+    ),
+]
+MaxTransfersOption = Annotated[
+    int,
+    typer.Option(
+        envvar="COVEY_STORAGE_MAX_TRANSFERS",
+        min=1,
+        help="Reads and writes of blobs at the same time; each holds up to 12 MiB of memory.",
+    ),
+]
+
+
 @cli.command()
 def serve(
-    trusted_key: Annotated[
-        list[Path],
-        typer.Option(
-            envvar="COVEY_TRUSTED_KEY",
-            help="PEM of a public key whose tokens count: the coordinator's signing-key.pub. Repeatable.",
-        ),
-    ],
-    folder: Annotated[
-        Path, typer.Option(envvar="COVEY_STORAGE_FOLDER", help="State folder; of one process at a time.")
-    ] = _DEFAULTS.folder,
+    trusted_key: TrustedKeyOption,
+    folder: FolderOption = _DEFAULTS.folder,
     listen: ListenOption = "127.0.0.1:7655",
-    database_url: Annotated[
-        str | None,
-        typer.Option(envvar="COVEY_STORAGE_DATABASE_URL", help="Default: SQLite in the folder."),
-    ] = None,
-    blob_url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="COVEY_STORAGE_BLOB_URL", help="Such as s3://bucket/prefix. Default: the folder."
-        ),
-    ] = None,
-    max_blob_bytes: Annotated[
-        int, typer.Option(envvar="COVEY_STORAGE_MAX_BLOB_BYTES", min=1, help="Largest blob taken.")
-    ] = _DEFAULTS.max_blob_bytes,
-    min_free_bytes: Annotated[
-        int,
-        typer.Option(
-            envvar="COVEY_STORAGE_MIN_FREE_BYTES", min=0, help="Room that writes leave on the disk."
-        ),
-    ] = _DEFAULTS.min_free_bytes,
-    stale_part_seconds: Annotated[
-        float,
-        typer.Option(
-            envvar="COVEY_STORAGE_STALE_PART_SECONDS",
-            min=0,
-            help="A scrub drops writes that haven't grown for this long.",
-        ),
-    ] = _DEFAULTS.stale_part_seconds,
+    database_url: DatabaseUrlOption = None,
+    blob_url: BlobUrlOption = None,
+    max_blob_bytes: MaxBlobBytesOption = _DEFAULTS.max_blob_bytes,
+    min_free_bytes: MinFreeBytesOption = _DEFAULTS.min_free_bytes,
+    stale_part_seconds: StalePartSecondsOption = _DEFAULTS.stale_part_seconds,
+    max_transfers: MaxTransfersOption = _DEFAULTS.max_transfers,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
@@ -82,7 +96,7 @@ def serve(
     del config  # read by its callback
     host, port = parse_listen(listen)
     settings = StorageSettings(
-        folder, database_url, blob_url, max_blob_bytes, min_free_bytes, stale_part_seconds
+        folder, database_url, blob_url, max_blob_bytes, min_free_bytes, stale_part_seconds, max_transfers
     )
     options = ServeOptions(
         host, port, tls_cert=tls_cert, tls_key=tls_key, insecure=insecure, blob_bytes=max_blob_bytes

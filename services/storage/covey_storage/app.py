@@ -20,7 +20,7 @@ from covey_storage.domain.scrub import Scrubber
 from covey_storage.domain.shelf import Shelf
 from covey_storage.domain.writes import Limits, Writes
 from covey_storage.state.checkpoints import FileExaminer, SqlCheckpointRecords
-from covey_storage.state.database import Database
+from covey_storage.state.database import Database, sqlite_url
 from covey_storage.state.objects import BucketObjects, FolderObjects, open_bucket
 from covey_storage.state.parts import FileParts
 from covey_storage.state.records import SqlBlobRecords, SqlReferences
@@ -31,6 +31,7 @@ __all__ = ["StorageApp", "StorageSettings"]
 log = structlog.get_logger()
 
 _PARTIAL = "partial"
+_SQLITE = "storage.sqlite"
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class StorageSettings:
         max_blob_bytes: largest blob taken.
         min_free_bytes: room that writes leave on the disk.
         stale_part_seconds: a scrub drops writes that haven't grown for this long.
+        max_transfers: reads and writes of blobs at the same time; each holds up to 12 MiB of memory.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class StorageSettings:
     max_blob_bytes: int = 64 << 30
     min_free_bytes: int = 256 << 20
     stale_part_seconds: float = 24 * 3600.0
+    max_transfers: int = 512
 
 
 class StorageApp:
@@ -78,8 +81,7 @@ class StorageApp:
             parts_folder = settings.folder / _PARTIAL
             parts_folder.mkdir(exist_ok=True)
             objects = _objects(settings, parts_folder)
-            url = settings.database_url or f"sqlite+aiosqlite:///{settings.folder / 'storage.sqlite'}"
-            database = await Database.open(url)
+            database = await Database.open(settings.database_url or sqlite_url(settings.folder / _SQLITE))
         except BaseException:
             lock.release()
             raise
@@ -141,7 +143,7 @@ def _build(
     tokens: PageTokens,
     clock: Clock,
 ) -> Rooms:
-    locks, gate = KeyedLocks(), Gate()
+    locks, gate = KeyedLocks(), Gate(settings.max_transfers)
     records, references = SqlBlobRecords(database), SqlReferences(database)
     checkpoints = SqlCheckpointRecords(database)
     keeper = Keeper(records, objects, locks)

@@ -56,7 +56,7 @@ def record_to_proto(record: BlobRecord) -> storage_service_pb2.StoredBlob:
 
 
 def inventory_to_proto(inventory: Inventory) -> storage_service_pb2.GetInventoryResponse:
-    """Domain to contract."""
+    """Domain to contract, without the blobs: a long page is converted in slices."""
     totals = inventory.totals
     return storage_service_pb2.GetInventoryResponse(
         blob_count=totals.blob_count,
@@ -66,7 +66,6 @@ def inventory_to_proto(inventory: Inventory) -> storage_service_pb2.GetInventory
         quarantined_count=totals.quarantined_count,
         partial_count=inventory.partial_count,
         checkpoint_count=totals.checkpoint_count,
-        blobs=map(record_to_proto, inventory.blobs),
         next_page_token=inventory.next_page_token,
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from covey_kit.clock import Clock
 from covey_kit.errors import FailedPrecondition, Reason
@@ -61,21 +62,23 @@ class Catalog:
 
     async def delete(self, sha256: str) -> bool:
         """Deletes a blob that nobody holds; False when there was none. Raises FailedPrecondition."""
-        async with self._locks.hold(sha256):
-            gone, holders = await self._records.remove(sha256)
-            if holders:
-                raise FailedPrecondition(
-                    Reason.BLOB_REFERENCED,
-                    f"blob {sha256} is referenced by {', '.join(holders[:20])}"
-                    + (f" and {len(holders) - 20} more" if len(holders) > 20 else "")
-                    + "; release these holders first",
-                    metadata={"holders": ",".join(holders[:100])},
-                    resource=("blob", sha256),
-                )
-            if gone:
-                await self._objects.delete(sha256)
-                await self._records.removed([sha256])
-            return gone
+        return await self._locks.run(sha256, lambda: self._delete(sha256))
+
+    async def _delete(self, sha256: str) -> bool:
+        gone, holders = await self._records.remove(sha256)
+        if holders:
+            raise FailedPrecondition(
+                Reason.BLOB_REFERENCED,
+                f"blob {sha256} is referenced by {', '.join(holders[:20])}"
+                + (f" and {len(holders) - 20} more" if len(holders) > 20 else "")
+                + "; release these holders first",
+                metadata={"holders": ",".join(holders[:100])},
+                resource=("blob", sha256),
+            )
+        if gone:
+            await self._objects.delete(sha256)
+            await self._records.removed([sha256])
+        return gone
 
     async def add_references(self, holder: str, digests: Sequence[str]) -> None:
         """References all of them, or raises FailedPrecondition (BLOB_MISSING) and references none."""
@@ -101,17 +104,26 @@ class Catalog:
         for start in range(0, len(digests), _REMOVED_AT_ONCE):
             some = digests[start : start + _REMOVED_AT_ONCE]
             for sha256 in some:
-                async with self._locks.hold(sha256):
-                    # It may have been written again since its record went.
-                    if not await self._records.known([sha256]):
-                        await self._objects.delete(sha256)
+                await self._locks.run(sha256, partial(self._remove_unrecorded, sha256))
             await self._records.removed(some)
+
+    async def _remove_unrecorded(self, sha256: str) -> None:
+        # It may have been written again since its record went.
+        if not await self._records.known([sha256]):
+            await self._objects.delete(sha256)
 
     async def inventory(self, page_size: int, page_token: str) -> Inventory:
         """Returns the sums and a page of blobs. Raises InvalidArgument (PAGE_TOKEN)."""
         after = self._tokens.read(_LISTING, page_token) if page_token else ""
         size = page_size or _DEFAULT_PAGE
-        blobs = await self._records.page(after, size + 1)
+        blobs: list[BlobRecord] = []
+        # In parts, so that other calls get their turn; one more, to see whether there is a next page.
+        while len(blobs) <= size:
+            part = await self._records.page(after, min(_ASKED_AT_ONCE, size + 1 - len(blobs)))
+            if not part:
+                break
+            blobs += part
+            after = part[-1].ref.sha256
         more = len(blobs) > size
         blobs = blobs[:size]
         token = self._tokens.issue(_LISTING, blobs[-1].ref.sha256) if more else ""

@@ -5,7 +5,6 @@ from contextlib import aclosing
 from enum import Enum
 
 from covey_storage.domain.locks import KeyedLocks
-from covey_storage.domain.model import BlobRecord
 from covey_storage.domain.ports import BlobRecords, Objects
 
 __all__ = ["Condition", "Keeper"]
@@ -35,16 +34,14 @@ class Keeper:
 
     async def inspect(self, sha256: str) -> Condition:
         """Hashes a blob on which a doubt fell; quarantines it when the doubt was right."""
-        async with self._locks.hold(sha256):
-            record = await self._records.get(sha256)
-            if record is None:
-                return Condition.GONE
-            if record.quarantined:
-                return Condition.DAMAGED
-            return await self._judge(record)
+        return await self._locks.run(sha256, lambda: self._judge(sha256))
 
-    async def _judge(self, record: BlobRecord) -> Condition:
-        sha256 = record.ref.sha256
+    async def _judge(self, sha256: str) -> Condition:
+        record = await self._records.get(sha256)
+        if record is None:
+            return Condition.GONE
+        if record.quarantined:
+            return Condition.DAMAGED
         size = await self._objects.size(sha256)
         if size is None:
             await self._records.quarantine(sha256)

@@ -1,10 +1,14 @@
 """One at a time, by name."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from covey_kit.tasks import uninterrupted
 
 __all__ = ["KeyedLocks"]
+
+T = TypeVar("T")
 
 
 class KeyedLocks:
@@ -13,14 +17,13 @@ class KeyedLocks:
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[None]:
-        """Waits for the key and holds it."""
+    async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Waits for the key, then runs `work` to its end, even when the caller is cancelled meanwhile."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, users + 1
         try:
             async with lock:
-                yield
+                return await uninterrupted(work())
         finally:
             lock, users = self._locks[key]
             if users == 1:

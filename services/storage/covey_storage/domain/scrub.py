@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from covey_kit.clock import Clock
 from covey_storage.domain.gate import Gate
@@ -124,12 +125,14 @@ class Scrubber:
                 if not DIGEST.fullmatch(name):
                     await self._objects.remove_stray(name)
                     yield name
-                elif name not in known:
-                    async with self._locks.hold(name):
-                        if await self._records.known([name]):
-                            continue  # it became visible meanwhile
-                        await self._objects.delete(name)
+                elif name not in known and await self._locks.run(name, partial(self._drop_orphan, name)):
                     yield name
+
+    async def _drop_orphan(self, sha256: str) -> bool:
+        if await self._records.known([sha256]):
+            return False  # it became visible meanwhile
+        await self._objects.delete(sha256)
+        return True
 
     async def _drop_stale_parts(self) -> int:
         dropped = 0

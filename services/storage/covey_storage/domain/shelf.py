@@ -27,6 +27,9 @@ from covey_storage.domain.ports import BlobRecords, CheckpointFiles, CheckpointR
 __all__ = ["Shelf", "record_of"]
 
 _DEFAULT_PAGE = 100
+_PART = 20
+_PAGE_HEADER_BYTES = 4 << 20
+"""Headers on one page: a page ends behind the one that exceeds it."""
 
 
 def record_of(job_id: str, blob: BlobRef, examined: Examined) -> CheckpointRecord:
@@ -97,10 +100,7 @@ class Shelf:
             await self._keeper.inspect(blob.sha256)
         wanted = record_of(job_id, blob, examined)
         # Held against deletion: the reference must meet the blob's record.
-        async with self._locks.hold(blob.sha256):
-            if blob.sha256 not in await self._blobs.sizes([blob.sha256]):
-                raise blob_missing([blob.sha256])
-            kept = await self._records.put(wanted, JobHolder.of(job_id))
+        kept = await self._locks.run(blob.sha256, lambda: self._record(wanted))
         if kept.blob.sha256 != blob.sha256:
             raise AlreadyExists(
                 Reason.CHECKPOINT_INVALID,
@@ -110,6 +110,12 @@ class Shelf:
                 resource=("checkpoint", f"{job_id}/{kept.round}"),
             )
         return kept
+
+    async def _record(self, wanted: CheckpointRecord) -> CheckpointRecord:
+        sha256 = wanted.blob.sha256
+        if sha256 not in await self._blobs.sizes([sha256]):
+            raise blob_missing([sha256])
+        return await self._records.put(wanted, JobHolder.of(wanted.job_id))
 
     def _missing(self, blob: BlobRef, size: int | None) -> FailedPrecondition:
         if size is None:
@@ -138,9 +144,20 @@ class Shelf:
         listing = f"checkpoints/{job_id}"
         after = int(self._tokens.read(listing, page_token)) if page_token else -1
         size = page_size or _DEFAULT_PAGE
-        found = await self._records.page(job_id, after, size + 1)
-        page = found[:size]
-        return page, self._tokens.issue(listing, str(page[-1].round)) if len(found) > size else ""
+        found: list[CheckpointRecord] = []
+        header_bytes = 0
+        # In parts, since headers of large models are large: a page must fit a message, and memory.
+        while True:
+            # One more than is used: it shows whether anything follows.
+            part = await self._records.page(job_id, after, _PART + 1)
+            for record in part[:_PART]:
+                if len(found) == size or header_bytes >= _PAGE_HEADER_BYTES:
+                    return found, self._tokens.issue(listing, str(after))
+                found.append(record)
+                header_bytes += len(record.header)
+                after = record.round
+            if len(part) <= _PART:
+                return found, ""
 
     async def verify(self, sha256: str, expectation: Expectation | None) -> Examined:
         """Reads a stored file whole and says everything that is wrong with it, a quarantined one's too.

@@ -164,6 +164,9 @@ class Writes:
 
         A crash in between leaves a file without a record, which the next start hashes and records.
         """
-        async with self._locks.hold(ref.sha256):
+
+        async def both() -> None:
             await self._objects.publish(ref.sha256, part.path)
             await self._records.put(ref, self._clock.now())
+
+        await self._locks.run(ref.sha256, both)

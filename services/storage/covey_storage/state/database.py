@@ -4,9 +4,10 @@ import asyncio
 import secrets as random_secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event, insert, select
+from sqlalchemy import URL, event, insert, select
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -14,7 +15,7 @@ from covey_kit.errors import FailedPrecondition, Reason
 from covey_storage.state.errors import world_errors
 from covey_storage.state.tables import SCHEMA_VERSION, metadata, schema_version, secrets
 
-__all__ = ["Database"]
+__all__ = ["Database", "sqlite_url"]
 
 MIGRATIONS: Mapping[int, Callable[[AsyncConnection], Awaitable[None]]] = {}
 """How to get from version n to n + 1."""
@@ -34,7 +35,7 @@ class Database:
         self._writing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, url: str) -> "Database":
+    async def open(cls, url: str | URL) -> "Database":
         """Connects and brings the schema up to date.
 
         Args:
@@ -46,7 +47,7 @@ class Database:
             Unavailable: it can't be reached.
         """
         try:
-            engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+            engine = create_async_engine(url, pool_pre_ping=not str(url).startswith("sqlite"))
         except (ArgumentError, ModuleNotFoundError) as error:
             raise ValueError(f"the database URL can't be used: {error}") from error
         if engine.dialect.name == "sqlite":
@@ -102,6 +103,11 @@ class Database:
     async def close(self) -> None:
         """Closes all connections."""
         await self._engine.dispose()
+
+
+def sqlite_url(path: Path) -> URL:
+    """Returns the URL of a SQLite file, whatever characters its path has."""
+    return URL.create("sqlite+aiosqlite", database=str(path))
 
 
 def _set_pragmas(connection: Any, _record: object) -> None:

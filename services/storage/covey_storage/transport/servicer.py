@@ -1,5 +1,6 @@
 """`StorageService` over gRPC: parse, call the domain, build the reply."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -62,7 +63,10 @@ class StorageServicer(pb_grpc.StorageServiceServicer):
     async def WriteBlob(
         self, request_iterator: AsyncIterator[pb.WriteBlobRequest], context: Context
     ) -> pb.WriteBlobResponse:
-        self._gate.check()
+        with self._gate.transfer():
+            return await self._write_blob(context)
+
+    async def _write_blob(self, context: Context) -> pb.WriteBlobResponse:
         first = await context.read()
         if not isinstance(first, pb.WriteBlobRequest) or not first.HasField("header"):
             raise _out_of_order("header", "the first message must carry the header")
@@ -86,7 +90,10 @@ class StorageServicer(pb_grpc.StorageServiceServicer):
         return pb.QueryWriteResponse(committed_bytes=committed, complete=complete)
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Context) -> None:
-        self._gate.check()
+        with self._gate.transfer():
+            await self._read_blob(request, context)
+
+    async def _read_blob(self, request: pb.ReadBlobRequest, context: Context) -> None:
         reading = await self._reads.open(current_caller(), request.sha256, request.offset, request.limit)
         header = pb.ReadBlobHeader(
             blob_size_bytes=reading.blob_size, offset=reading.offset, size_bytes=reading.size
@@ -134,7 +141,12 @@ class StorageServicer(pb_grpc.StorageServiceServicer):
     async def GetInventory(
         self, request: pb.GetInventoryRequest, context: Context
     ) -> pb.GetInventoryResponse:
-        return inventory_to_proto(await self._catalog.inventory(request.page_size, request.page_token))
+        inventory = await self._catalog.inventory(request.page_size, request.page_token)
+        response = inventory_to_proto(inventory)
+        for start in range(0, len(inventory.blobs), _SLICE):
+            response.blobs.extend(map(record_to_proto, inventory.blobs[start : start + _SLICE]))
+            await asyncio.sleep(0)
+        return response
 
     async def PutCheckpoint(
         self, request: pb.PutCheckpointRequest, context: Context
