@@ -2,11 +2,11 @@
 
     python benchmarks/participant_overhead.py [--repeat 5] [--epochs 40] [--json FILE]
 
-- digits: examples per second of whole assignments (weights in, chunk decoded, trained, delta out and hashed) in a
-  worker process, against the same module called in a bare loop in this process. Runs alternate; the best of each
-  counts. Noise of a shared machine is ±15 %: read the ratio.
-- overhead: milliseconds of a whole assignment of a model with 8 weights and 6 units, where nothing is computed;
-  of a model with --megabytes of weights, of which all come in and all go out; and of a worker's start.
+- digits: examples per second of whole assignments (weights in, chunk decoded, trained, delta out and hashed)
+  in a worker process, against the same module called in a bare loop in this process. Runs alternate; the best
+  of each counts. Noise of a shared machine is ±15 %: read the ratio.
+- overhead: milliseconds of a whole assignment of a model with 8 weights and 6 units, where nothing is
+  computed; of a model with --megabytes of weights, which all come in and all go out; of a worker's start.
 """
 
 import argparse
@@ -49,9 +49,8 @@ def digits_job(folder: Path, epochs: int) -> Job:
     package = convert.package_from_proto(manifest)
     base = np.random.default_rng(0).normal(0, 0.05, package.weights).astype(np.float32)
     base.tofile(folder / "digits.base")
-    own = [h.default for h in manifest.hyperparameters]
-    names = [h.name for h in manifest.hyperparameters]
-    values = [v for n, v in zip(names, own, strict=True) if n not in {"batchSize", "learningRate", "localEpochs"}]
+    shared = {"batchSize", "learningRate", "localEpochs"}
+    values = [h.default for h in manifest.hyperparameters if h.name not in shared]
     return Job(
         Task.TRAIN,
         module_spec(package, DIGITS / "model.wasm", folder / "compiled", DeviceLimits()),

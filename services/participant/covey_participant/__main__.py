@@ -18,6 +18,56 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pret
 
 MIB = 1 << 20
 
+AddressArgument = Annotated[
+    str, typer.Argument(envvar="COVEY_COORDINATOR", help="HOST:PORT of the coordinator.")
+]
+FolderOption = Annotated[
+    Path, typer.Option(envvar="COVEY_PARTICIPANT_FOLDER", help="Where identity, settings and cache lie.")
+]
+NameOption = Annotated[str, typer.Option(envvar="COVEY_NAME", help="What people call this device.")]
+IdOption = Annotated[
+    str, typer.Option("--id", envvar="COVEY_PARTICIPANT_ID", help="Id for a new folder; default: random.")
+]
+AcceptOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--accept-all/--ask",
+        envvar="COVEY_ACCEPT_ALL",
+        help="Accept every invitation, or wait for answers. Default: as before, at first --ask.",
+    ),
+]
+BackendOption = Annotated[
+    Preference | None,
+    typer.Option(
+        envvar="COVEY_BACKEND",
+        case_sensitive=False,
+        help="What to run on. Default: as before, at first AUTO.",
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1024, help="Local workers of one assignment. Default: as before, at first all cores."
+    ),
+]
+GpuBudgetOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="GPU memory that one assignment may use. Default: as before, at first any."),
+]
+MemoryOption = Annotated[
+    int | None, typer.Option(min=1, help="Memory that a package may use. Default: 3/4 of the device's.")
+]
+StepOption = Annotated[
+    float, typer.Option(min=0.01, max=3600, help="Longest call into a package that is allowed here.")
+]
+CacheOption = Annotated[int, typer.Option(min=1, help="Bound of the blob cache.")]
+RootCertOption = Annotated[
+    Path | None, typer.Option(envvar="COVEY_ROOT_CERT", help="PEM root certificate: connect with TLS.")
+]
+ControlOption = Annotated[
+    str, typer.Option(help="HOST:PORT for local control; port 0 picks a free one; empty: none.")
+]
+
 
 @app.callback()
 def _group() -> None:
@@ -49,48 +99,21 @@ async def _run(settings: ParticipantSettings) -> None:
 
 @app.command()
 def join(
-    address: Annotated[str, typer.Argument(envvar="COVEY_COORDINATOR", help="HOST:PORT of the coordinator.")],
+    address: AddressArgument,
     *,
     config: ConfigOption = None,
-    folder: Annotated[
-        Path, typer.Option(envvar="COVEY_PARTICIPANT_FOLDER", help="Where identity, settings and cache lie.")
-    ],
-    name: Annotated[str, typer.Option(envvar="COVEY_NAME", help="What people call this device.")] = "",
-    participant_id: Annotated[
-        str, typer.Option("--id", envvar="COVEY_PARTICIPANT_ID", help="Id for a new folder; default: random.")
-    ] = "",
-    accept_all: Annotated[
-        bool | None,
-        typer.Option(
-            "--accept-all/--ask",
-            envvar="COVEY_ACCEPT_ALL",
-            help="Accept every invitation, or wait for answers. Default: as before, at first --ask.",
-        ),
-    ] = None,
-    backend: Annotated[
-        Preference | None,
-        typer.Option(case_sensitive=False, help="What to run on. Default: as before, at first AUTO."),
-    ] = None,
-    max_workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="Local workers of one assignment. Default: one per core."),
-    ] = None,
-    gpu_budget_mib: Annotated[
-        int | None, typer.Option(min=1, help="GPU memory that one assignment may use. Default: no bound.")
-    ] = None,
-    memory_mib: Annotated[
-        int | None, typer.Option(min=1, help="Memory that a package may use. Default: 3/4 of the device's.")
-    ] = None,
-    step_seconds: Annotated[
-        float, typer.Option(min=0.01, max=3600, help="Longest call into a package that is allowed here.")
-    ] = 3600.0,
-    cache_mib: Annotated[int, typer.Option(min=1, help="Bound of the blob cache.")] = DEFAULT_BYTES // MIB,
-    root_cert: Annotated[
-        Path | None, typer.Option(envvar="COVEY_ROOT_CERT", help="PEM root certificate: connect with TLS.")
-    ] = None,
-    control: Annotated[
-        str, typer.Option(help="HOST:PORT for local control; port 0 picks a free one; empty: none.")
-    ] = "127.0.0.1:0",
+    folder: FolderOption,
+    name: NameOption = "",
+    participant_id: IdOption = "",
+    accept_all: AcceptOption = None,
+    backend: BackendOption = None,
+    max_workers: WorkersOption = None,
+    gpu_budget_mib: GpuBudgetOption = None,
+    memory_mib: MemoryOption = None,
+    step_seconds: StepOption = 3600.0,
+    cache_mib: CacheOption = DEFAULT_BYTES // MIB,
+    root_cert: RootCertOption = None,
+    control: ControlOption = "127.0.0.1:0",
     log_level: LogLevelOption = "info",
     log_json: LogJsonOption = False,
 ) -> None:
@@ -100,10 +123,9 @@ def join(
         split(address)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="ADDRESS") from error
-    host, port = parse_listen(control) if control else ("", 0)
     settings = ParticipantSettings(
         coordinator=address,
-        folder=folder,
+        folder=folder.absolute(),
         display_name=name,
         participant_id=participant_id,
         root_cert=root_cert,
@@ -114,9 +136,16 @@ def join(
         cache_bytes=cache_mib * MIB,
         memory_bytes=memory_mib * MIB if memory_mib else None,
         step_seconds=step_seconds,
-        control=ServeOptions(host=host, port=port) if control else None,
+        control=_control(control),
     )
     run_service(lambda: _run(settings), log_level=log_level, log_json=log_json)
+
+
+def _control(value: str) -> ServeOptions | None:
+    if not value:
+        return None
+    host, port = parse_listen(value)
+    return ServeOptions(host=host, port=port)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from covey_participant.domain.desk import Desk
 from covey_participant.domain.device import DeviceControl
 from covey_participant.domain.execution import Stage
 from covey_participant.domain.invitations import Invitation
-from covey_participant.domain.values import Adapter, Assignment, Device, DeviceSettings, Preference
+from covey_participant.domain.values import Adapter, Assignment, Device, DeviceSettings, Identity, Preference
 from covey_participant.runtime.abi import MOST_PAGES, PAGE
 from covey_participant.runtime.cpu import CpuRunner, DeviceLimits
 from covey_participant.runtime.module import RUNTIME
@@ -348,7 +348,7 @@ def _cores() -> int:
 class _Found:
     """What was in the folder, or was put there now."""
 
-    identity: identities.Identity
+    identity: Identity
     settings: DeviceSettings
 
 

@@ -1,6 +1,6 @@
 """What the domain needs from the outside, as Protocols."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +9,26 @@ from typing import Protocol
 from covey_kit.errors import Reason
 from covey_participant.domain.backend import Choice
 from covey_participant.domain.execution import Execution, Stage
-from covey_participant.domain.values import Assignment, Result
+from covey_participant.domain.values import Assignment, Blob, Result
 
 OnTransfer = Callable[[int, int], None]
 """Takes (bytes done, bytes in all)."""
+
+
+Fetch = Callable[[Path], Awaitable[None]]
+"""Brings a blob to a path, whole or not at all."""
+
+
+class Cache(Protocol):
+    """Blobs on the device, by their SHA-256."""
+
+    def hold(self, blob: Blob, fetch: Fetch) -> AbstractAsyncContextManager[Path]:
+        """Holds a verified blob, fetching it if it isn't there; raises CoveyError."""
+        ...
+
+    def path(self, sha256: str) -> Path:
+        """Returns where a blob lies while it is held."""
+        ...
 
 
 @dataclass(frozen=True)

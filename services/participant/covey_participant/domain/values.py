@@ -4,6 +4,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+@dataclass(frozen=True)
+class Identity:
+    """A device's lasting id and the 32 secret bytes that the coordinator binds it to."""
+
+    participant_id: str
+    credential: bytes
+
+    def __repr__(self) -> str:
+        """Leaves the credential out: representations end up in logs."""
+        return f"Identity({self.participant_id!r})"
+
+
 class Kind(StrEnum):
     """What an assignment is about."""
 

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,14 +14,12 @@ import structlog
 
 from covey_kit.bulk import digest_file
 from covey_kit.errors import CoveyError, DataLoss, Reason
+from covey_participant.domain.ports import Fetch
 from covey_participant.domain.values import Blob
 
 log = structlog.get_logger(__name__)
 
 DEFAULT_BYTES = 10 << 30
-
-Fetch = Callable[[Path], Awaitable[None]]
-"""Brings a blob to a path, whole or not at all."""
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 

@@ -2,26 +2,14 @@
 
 import json
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 
 from covey_kit.errors import FailedPrecondition, Reason
 from covey_kit.ids import new_id
 from covey_kit.tokens import write_secret
+from covey_participant.domain.values import Identity
 
 CREDENTIAL_BYTES = 32
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A device's lasting id and the credential that the coordinator binds it to."""
-
-    participant_id: str
-    credential: bytes
-
-    def __repr__(self) -> str:
-        """Leaves the credential out: representations end up in logs."""
-        return f"Identity({self.participant_id!r})"
 
 
 def load_or_create(folder: Path, wanted_id: str = "") -> Identity:

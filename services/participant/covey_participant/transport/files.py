@@ -11,9 +11,8 @@ from covey_kit.blobs import read_blob
 from covey_kit.errors import Reason, Unavailable
 from covey_participant.domain.backend import Choice
 from covey_participant.domain.failure import WorkFailure
-from covey_participant.domain.ports import Inputs, OnTransfer
+from covey_participant.domain.ports import Cache, Fetch, Inputs, OnTransfer
 from covey_participant.domain.values import Assignment, Backend, Blob
-from covey_participant.state.cache import BlobCache, Fetch
 
 
 class _Progress:
@@ -43,7 +42,7 @@ class StorageFiles:
         channel: returns the channel to storage that holds now.
     """
 
-    def __init__(self, cache: BlobCache, channel: Callable[[], grpc.aio.Channel]) -> None:
+    def __init__(self, cache: Cache, channel: Callable[[], grpc.aio.Channel]) -> None:
         self._cache = cache
         self._channel = channel
 

@@ -23,8 +23,7 @@ from covey_kit.version import CONTRACT_VERSION
 from covey_participant import convert
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.invitations import Invitation
-from covey_participant.domain.values import Assignment, Device
-from covey_participant.state.identity import Identity
+from covey_participant.domain.values import Assignment, Device, Identity
 
 log = structlog.get_logger(__name__)
 
