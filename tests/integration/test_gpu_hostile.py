@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from covey_kit.errors import Reason
+from covey_participant.domain.backend import Fallback
 from covey_participant.domain.failure import WorkFailure
 from covey_participant.domain.values import Adapter
 from covey_participant.runtime.gpu.failure import GpuFailure
@@ -189,7 +190,8 @@ async def test_forty_gibibytes_are_refused(tmp_path: Path, adapter: Adapter, poo
 
     found = await failure(pool, job(tmp_path, adapter, plan=plan))
 
-    assert found.reason is Reason.SHADER_INVALID
+    assert isinstance(found, GpuFailure)
+    assert (found.reason, found.fallback) == (Reason.LIMIT_EXCEEDED, Fallback.LIMITS)
     assert "huge0" in found.message
     assert "max-buffer-size" in found.message
     await works(pool, tmp_path, adapter)
@@ -202,17 +204,20 @@ async def test_more_memory_than_the_machine_has_is_refused(
     if adapter.adapter_type not in ("CPU", "IntegratedGPU"):
         pytest.skip(f"{adapter.name} has memory of its own")
     plan = linear_plan()
-    for index in range(200):
-        plan["buffers"].append({"name": f"b{index}", "element": "F32", "count": "500000000"})
-    plan["pipelines"][1]["bindings"] = [
-        *plan["pipelines"][1]["bindings"],
-        *({"binding": 7 + i, "buffer": f"b{i}", "access": "READ"} for i in range(2)),
-    ]
+    source = LINEAR.partition("@compute")[0] + "@compute @workgroup_size(1) fn touch() { }"
+    for index in range(240):
+        name, size = f"b{index}", adapter.limits["max-storage-buffer-binding-size"] // 4
+        plan["buffers"].append({"name": name, "element": "F32", "count": str(size)})
+        bindings = [{"binding": 0, "buffer": name, "access": "READ_WRITE"}]
+        touch = {"name": name, "module": "touch.wgsl", "entryPoint": "touch", "workgroups": ["1"]}
+        plan["pipelines"].append({**touch, "bindings": bindings})
+    modules = {"linear.wgsl": LINEAR, "touch.wgsl": source}
 
-    found = await failure(pool, job(tmp_path, adapter, plan=plan))
+    found = await failure(pool, job(tmp_path, adapter, plan=plan, modules=modules, budget_bytes=1 << 34))
 
-    assert found.reason is Reason.SHADER_INVALID
-    assert "budget" in found.message or "max-storage-buffer-binding-size" in found.message
+    assert isinstance(found, GpuFailure)
+    assert (found.reason, found.fallback) == (Reason.LIMIT_EXCEEDED, Fallback.BUDGET)
+    assert "the budget is" in found.message
 
 
 async def test_the_budget_holds(tmp_path: Path, adapter: Adapter, pool: GpuPool) -> None:
@@ -220,6 +225,7 @@ async def test_the_budget_holds(tmp_path: Path, adapter: Adapter, pool: GpuPool)
     found = await failure(pool, job(tmp_path, adapter, budget_bytes=1000))
 
     assert isinstance(found, GpuFailure)
+    assert (found.fallback, found.package_fault) == (Fallback.BUDGET, False)
     assert "the budget is 1000" in found.message
 
 

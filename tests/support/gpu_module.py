@@ -13,7 +13,7 @@ import wasmtime
 
 from covey_participant.runtime.gpu.protocol import GpuJob, GpuSpec
 from covey_participant.runtime.protocol import ChunkFile, ConfigSpec, FileRange, ModuleSpec, Task
-from support.gpu_plans import BATCH, F32, INPUTS, RATE, archive_bytes, linear_plan
+from support.gpu_plans import BATCH, F32, INPUTS, RATE, archive_bytes, linear_facts, linear_plan
 from support.wat_packages import BODIES
 
 ROW = 4 * (INPUTS + 1)
@@ -158,8 +158,7 @@ def gpu_job(
         gpu=GpuSpec(
             archive=str(folder / "shaders.zip"),
             archive_sha256=hashlib.sha256(packed).hexdigest(),
-            parameters=[("weight", INPUTS), ("bias", 1)],
-            hyperparameters={"batchSize": batch, "learningRate": RATE, "localEpochs": epochs},
+            facts=linear_facts(batch, epochs=epochs),
             adapter=adapter[0],
             api=adapter[1],
             budget_bytes=budget_bytes,

@@ -131,9 +131,9 @@ def linear_archive(
     return read_archive(archive_bytes(plan or linear_plan(), modules))
 
 
-def linear_facts(batch: int = BATCH, rate: float = RATE) -> PackageFacts:
+def linear_facts(batch: int = BATCH, rate: float = RATE, epochs: int = 1) -> PackageFacts:
     """The package's facts."""
-    values = {"batchSize": float(batch), "learningRate": rate, "localEpochs": 1.0}
+    values = {"batchSize": float(batch), "learningRate": rate, "localEpochs": float(epochs)}
     return PackageFacts({"weight": INPUTS, "bias": 1}, values, metrics=1)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from covey.v1 import package_pb2
 from covey_kit.errors import Reason
-from covey_participant.domain.values import Adapter
+from covey_participant.domain.backend import Fallback
+from covey_participant.domain.values import Adapter, Blob, Config, GpuNeeds, Package
 from covey_participant.runtime.gpu.adapters import memory_bound
 from covey_participant.runtime.gpu.assess import assess
 from covey_participant.runtime.gpu.facts import package_facts
@@ -263,26 +263,14 @@ def test_experience_needs_an_update() -> None:
     assert [v.place for v in wrong] == ["plan.json:update"]
 
 
-def test_facts_come_from_the_manifest() -> None:
-    """Elements are products of shapes; the model's own hyperparameters are matched in order."""
-    manifest = package_pb2.ModelPackage(
-        parameters=[
-            package_pb2.Parameter(name="w", shape=[3, 4]),
-            package_pb2.Parameter(name="scale"),
-        ],
-        metrics=[package_pb2.MetricSpec(name="loss")],
-        hyperparameters=[
-            package_pb2.Hyperparameter(name=name) for name in ("momentum", "learningRate", "decay")
-        ],
-        capabilities=package_pb2.Capabilities(training=True),
-        work_source=package_pb2.WorkSource(kind=package_pb2.WorkSource.EXPERIENCE),
-    )
+def test_facts_come_from_package_and_settings() -> None:
+    """The model's own hyperparameters are matched in order; the three that all have are always there."""
+    needs = GpuNeeds(parameters=(("w", 12), ("scale", 1)), hyperparameters=("momentum", "decay"))
+    package = Package("p", "1", Blob("0" * 64, 1), 13, metrics=("loss",), experience=True, gpu=needs)
 
-    facts = package_facts(
-        manifest, batch_size=4, learning_rate=0.5, local_epochs=2, hyperparameters=[0.9, 0.1]
-    )
+    facts = package_facts(package, Config(1, 4, 0.5, 2, (0.9, 0.1)))
 
-    assert facts.parameters == {"w": 12, "scale": 1}
+    assert list(facts.parameters.items()) == [("w", 12), ("scale", 1)]
     assert facts.hyperparameters == {
         "momentum": 0.9,
         "decay": 0.1,
@@ -292,6 +280,18 @@ def test_facts_come_from_the_manifest() -> None:
     }
     assert (facts.metrics, facts.training, facts.evaluation, facts.experience) == (1, True, False, True)
     assert facts.batch_size == 4
+
+
+def test_who_must_change_something_is_told() -> None:
+    """A plan that is wrong anywhere outweighs limits, and limits outweigh the budget."""
+    plan = linear_plan()
+    archive, facts = linear_archive(plan), linear_facts()
+    small = adapter_facts(max_buffer_size=511)
+    plan["train"] = []
+
+    assert assess(archive, facts, adapter_facts(), 1).fallback is Fallback.BUDGET
+    assert assess(archive, facts, small, 1).fallback is Fallback.LIMITS
+    assert assess(linear_archive(plan), facts, small, 1).fallback is Fallback.DEVICE_ERROR
 
 
 def test_shared_memory_bounds_what_a_plan_may_take() -> None:

@@ -10,7 +10,7 @@ from covey_participant.domain.values import Adapter
 from .archive import PLAN, ShaderArchive
 from .assess_pipelines import PipelineCheck
 from .expressions import ExpressionError, Names, evaluate
-from .facts import OWN_FIELDS, PackageFacts
+from .facts import PackageFacts
 from .plan import (
     MOST_SLOTS,
     Assessment,
@@ -158,7 +158,7 @@ class _Check:
             if name in HOST_VALUES:
                 continue
             if name not in values:
-                there = ", ".join(sorted({*values, *OWN_FIELDS, *HOST_VALUES}))
+                there = ", ".join(sorted({*values, *HOST_VALUES}))
                 self._add(where, f"unknown hyperparameter {name!r}; there are {there}")
             elif buffer.element != "F32" and not _fits(values[name], buffer.element):
                 self._add(where, f"{name} is {values[name]:g}, which isn't a whole {buffer.element}")

@@ -1,13 +1,9 @@
 """What the GPU half must know about a package: plain data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
-from covey.v1 import package_pb2
-
-OWN_FIELDS = ("batchSize", "learningRate", "localEpochs")
-"""Hyperparameters with fields of their own in a configuration; all others are the model's."""
+from covey_participant.domain.values import Config, GpuNeeds, Package
 
 
 @dataclass(frozen=True)
@@ -35,30 +31,19 @@ class PackageFacts:
         return int(self.hyperparameters["batchSize"])
 
 
-def package_facts(
-    manifest: package_pb2.ModelPackage,
-    *,
-    batch_size: int,
-    learning_rate: float,
-    local_epochs: int,
-    hyperparameters: Sequence[float],
-) -> PackageFacts:
-    """Returns the facts of a manifest under the settings of a job.
-
-    Args:
-        hyperparameters: the model's own, in manifest order, as `covey_configure` gets them.
-    """
-    own = [item.name for item in manifest.hyperparameters if item.name not in OWN_FIELDS]
+def package_facts(package: Package, config: Config) -> PackageFacts:
+    """Returns the facts of a package under the settings of an assignment."""
+    needs = package.gpu or GpuNeeds()
     return PackageFacts(
-        parameters={item.name: prod(item.shape) for item in manifest.parameters},
+        parameters=dict(needs.parameters),
         hyperparameters={
-            **dict(zip(own, hyperparameters, strict=True)),
-            "batchSize": float(batch_size),
-            "learningRate": learning_rate,
-            "localEpochs": float(local_epochs),
+            **dict(zip(needs.hyperparameters, config.hyperparameters, strict=True)),
+            "batchSize": float(config.batch_size),
+            "learningRate": config.learning_rate,
+            "localEpochs": float(config.local_epochs),
         },
-        metrics=len(manifest.metrics),
-        training=manifest.capabilities.training,
-        evaluation=manifest.capabilities.evaluation,
-        experience=manifest.work_source.kind == package_pb2.WorkSource.EXPERIENCE,
+        metrics=len(package.metrics),
+        training=package.training,
+        evaluation=package.evaluation,
+        experience=package.experience,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from covey_kit.errors import InvalidArgument, Violation
+from covey_participant.domain.backend import Fallback
 
 from .archive import invalid
 
@@ -189,6 +190,14 @@ class Assessment:
     def __post_init__(self) -> None:
         sorted_out = {kind: tuple(v for v in self.violations if v.kind is kind) for kind in Kind}
         object.__setattr__(self, "by_kind", sorted_out)
+
+    @property
+    def fallback(self) -> Fallback:
+        """Why the CPU must do it: limits or budget of this device, or else the plan is wrong anywhere."""
+        kinds = {violation.kind for violation in self.violations}
+        if Kind.PLAN in kinds:
+            return Fallback.DEVICE_ERROR
+        return Fallback.LIMITS if Kind.LIMITS in kinds else Fallback.BUDGET
 
     def error(self) -> InvalidArgument:
         """Returns the violations as one error."""

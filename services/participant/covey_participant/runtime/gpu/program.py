@@ -9,6 +9,7 @@ from pathlib import Path
 import wasmtime
 
 from covey_kit.errors import InvalidArgument, Reason
+from covey_participant.domain.backend import Fallback
 from covey_participant.domain.failure import Cancelled, WorkFailure
 from covey_participant.runtime import abi
 from covey_participant.runtime.instance import Instance
@@ -22,7 +23,7 @@ from .device import Device
 from .executor import Executor
 from .failure import GpuFailure
 from .instance import TENSOR, GpuInstance
-from .plan import Plan
+from .plan import Assessment, Plan
 from .protocol import GpuJob, GpuSpec
 
 
@@ -70,7 +71,7 @@ class GpuProgram(Program):
             with super()._instance(job, module) as plain:
                 yield plain
             return
-        executor = self._prepare(job, spec)
+        executor = self._prepare(spec)
         self._report(Progress(Step.LOAD))
         instance = GpuInstance(
             self._engine,
@@ -78,7 +79,7 @@ class GpuProgram(Program):
             memory_bytes=job.module.memory_bytes,
             log=self._log,
             executor=executor,
-            hyperparameters=spec.hyperparameters,
+            hyperparameters=spec.facts.hyperparameters,
             epochs=job.config.local_epochs,
         )
         try:
@@ -89,11 +90,11 @@ class GpuProgram(Program):
         finally:
             instance.close()
 
-    def _prepare(self, job: Job, spec: GpuSpec) -> Executor:
+    def _prepare(self, spec: GpuSpec) -> Executor:
         """Returns the executor of a job's plan: the one of the job before, when it has the same plan."""
         self._report(Progress(Step.COMPILE))
         device = self._open(spec)
-        plan = _plan(job, spec, device)
+        plan = _plan(spec, device)
         if self._executor is None or self._executor.plan != plan:
             self._forget_executor()
             self._executor = Executor(device, plan, lambda _name: self._report(Progress(Step.COMPILE)))
@@ -122,7 +123,7 @@ def _on_the_gpu(job: Job) -> bool:
     return job.task is Task.TRAIN or (job.task is Task.EVALUATE and not job.module.experience)
 
 
-def _plan(job: Job, spec: GpuSpec, device: Device) -> Plan:
+def _plan(spec: GpuSpec, device: Device) -> Plan:
     """Reads the archive and checks its plan on the adapter that is open."""
     try:
         content = Path(spec.archive).read_bytes()
@@ -133,13 +134,20 @@ def _plan(job: Job, spec: GpuSpec, device: Device) -> Plan:
         raise GpuFailure(
             Reason.DEVICE, f"the shader archive's file has SHA-256 {found}, expected {spec.archive_sha256}"
         )
-    facts = spec.facts(job.module.metrics, experience=job.module.experience)
     try:
         assessment = assess(
-            read_archive(content), facts, device.facts, memory_bound(device.facts, spec.budget_bytes)
+            read_archive(content), spec.facts, device.facts, memory_bound(device.facts, spec.budget_bytes)
         )
-        if assessment.plan is None:
-            raise assessment.error()
     except InvalidArgument as error:
         raise GpuFailure(Reason.SHADER_INVALID, error.message) from error
+    if assessment.plan is None:
+        raise _refused(assessment)
     return assessment.plan
+
+
+def _refused(assessment: Assessment) -> GpuFailure:
+    """Returns what is wrong with a plan: with the package, or else with this device for it."""
+    message, fallback = assessment.error().message, assessment.fallback
+    if fallback is Fallback.DEVICE_ERROR:
+        return GpuFailure(Reason.SHADER_INVALID, message)
+    return GpuFailure(Reason.LIMIT_EXCEEDED, message, package_fault=False, fallback=fallback)

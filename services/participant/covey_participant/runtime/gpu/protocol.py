@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey_kit.errors import Reason
+from covey_participant.domain.backend import Fallback
 from covey_participant.domain.failure import WorkFailure
 from covey_participant.runtime.protocol import Job, ProtocolError, failure_frame
 
@@ -17,8 +18,7 @@ class GpuSpec:
 
     Attributes:
         archive, archive_sha256: the shader archive's file and digest.
-        parameters: (name, elements) in manifest order.
-        hyperparameters: the values in force by name, with `batchSize`, `learningRate` and `localEpochs`.
+        facts: what the plan is checked against and run with.
         adapter, api: the adapter to use, as `Adapter.name` and `.api`.
         features: WebGPU features that the package requires.
         budget_bytes: most GPU memory; None: no bound of ours.
@@ -26,25 +26,11 @@ class GpuSpec:
 
     archive: str
     archive_sha256: str
-    parameters: list[tuple[str, int]]
-    hyperparameters: dict[str, float]
+    facts: PackageFacts
     adapter: str
     api: str
     features: list[str] = field(default_factory=list)
     budget_bytes: int | None = None
-    training: bool = True
-    evaluation: bool = True
-
-    def facts(self, metrics: int, *, experience: bool) -> PackageFacts:
-        """Returns what the plan is checked against."""
-        return PackageFacts(
-            parameters=dict(self.parameters),
-            hyperparameters=self.hyperparameters,
-            metrics=metrics,
-            training=self.training,
-            evaluation=self.evaluation,
-            experience=experience,
-        )
 
 
 @dataclass(frozen=True)
@@ -60,13 +46,14 @@ class GpuJob(Job):
         gpu = values.pop("gpu", None)
         plain = Job.decode(values)
         if gpu is not None:
-            gpu["parameters"] = [(name, count) for name, count in gpu["parameters"]]
+            gpu["facts"] = PackageFacts(**gpu["facts"])
         return cls(**vars(plain), gpu=GpuSpec(**gpu) if gpu is not None else None)
 
 
 def encode_failure(failure: WorkFailure) -> dict[str, Any]:
     """Returns the frame that reports a failure, and whether the GPU had a part in it."""
-    return {**failure_frame(failure), "gpu": isinstance(failure, GpuFailure)}
+    fallback = failure.fallback.value if isinstance(failure, GpuFailure) else None
+    return {**failure_frame(failure), "fallback": fallback}
 
 
 def gpu_failure(frame: dict[str, Any]) -> GpuFailure | None:
@@ -75,9 +62,14 @@ def gpu_failure(frame: dict[str, Any]) -> GpuFailure | None:
     Raises:
         ProtocolError: the frame has another shape.
     """
-    if frame["type"] != "failed" or frame.get("gpu") is not True:
+    if frame["type"] != "failed" or frame.get("fallback") is None:
         return None
-    reason, message = frame.get("reason"), frame.get("message")
-    if reason not in set(Reason) or not isinstance(message, str):
-        raise ProtocolError("a failure must have a reason that is known, and a message")
-    return GpuFailure(Reason(reason), message, package_fault=bool(frame.get("package_fault")))
+    message = frame.get("message")
+    try:
+        reason, fallback = Reason(str(frame.get("reason"))), Fallback(frame["fallback"])
+    except ValueError as error:
+        raise ProtocolError("a failure must have reasons that are known") from error
+    if not isinstance(message, str):
+        raise ProtocolError("a failure must have a message")
+    package_fault = bool(frame.get("package_fault"))
+    return GpuFailure(reason, message, package_fault=package_fault, fallback=fallback)
