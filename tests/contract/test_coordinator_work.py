@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from covey_kit.errors import (
     NotFound,
     PermissionDenied,
     Reason,
+    ResourceExhausted,
 )
 from covey_kit.status import rpc_errors
 from covey_kit.uploads import Upload
-from support.coordinator import Mesh, mesh
+from support.coordinator import QUICK, Mesh, digest, mesh
 from support.eventually import eventually
 from support.scripted_participant import (
     Outcome,
@@ -484,3 +486,58 @@ async def test_calls_need_a_session(running: Mesh) -> None:
         await device.progress(Assignment(assignment_id="a", attempt=1))
     assert caught.value.reason is Reason.TOKEN_MISSING
     await device.die()
+
+
+async def test_streams_of_one_result_are_bounded(running: Mesh) -> None:
+    """A participant can't open any number of streams for one result; those there are go on."""
+    async with participants(running.address, 1, keep) as (device,):
+        mine = await in_training(running, device)
+        delta, units, metrics = result(mine)
+        data = delta.tobytes()
+        header = pb.PushDeltaHeader(
+            assignment_id=mine.assignment_id,
+            attempt=1,
+            units=units,
+            size_bytes=len(data),
+            sha256=digest(data),
+            metrics=metrics,
+            backend=common_pb2.CPU_WASM,
+        )
+        calls = [device.stub.PushDelta() for _ in range(4)]
+        for call in calls:
+            await call.write(pb.PushDeltaRequest(header=header))
+            await call.write(pb.PushDeltaRequest(data=data[:8]))
+
+        async def refused() -> bool:
+            try:
+                await device.push(mine, delta, units, metrics)
+            except ResourceExhausted as error:
+                return error.reason is Reason.LIMIT_EXCEEDED
+            return False
+
+        assert await refused()
+        for call in calls:
+            call.cancel()
+
+        async def taken() -> bool:
+            try:
+                return not (await device.push(mine, delta, units, metrics)).already_accepted
+            except ResourceExhausted:
+                return False
+
+        assert await eventually(taken)
+
+
+async def test_a_mesh_has_a_bound_of_devices(tmp_path: Path) -> None:
+    """A device more than there may be is refused; those that are known may always come back."""
+    options = replace(QUICK, max_participants=1, max_jobs=1)
+    async with mesh(tmp_path, options) as running, participants(running.address, 1) as (first,):
+        second = ScriptedParticipant(running.address, "p2")
+        with pytest.raises(ResourceExhausted, match="knows 1 devices"):
+            await second.join()
+        await second.die()
+        await first.join()
+
+        await running.create()
+        with pytest.raises(ResourceExhausted, match="1 jobs haven't ended"):
+            await running.create()

@@ -159,6 +159,7 @@ class CoordinatorApp:
         """Hands out nothing more, and tells participants and watchers that the server stops."""
         self._desk.open = False
         self._queries.stop()
+        await self._mesh.save_last_seen()
         self._mesh.drain()
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from covey_coordinator.domain.model import Invitation, InvitationState, JobRecor
 from covey_coordinator.domain.moves import take_back
 from covey_coordinator.domain.ports import Tokens
 from covey_coordinator.domain.spec import JobSpec
-from covey_coordinator.domain.world import JobRun, JobSight, World
+from covey_coordinator.domain.world import JobRun, JobSight, World, job_not_found
 from covey_kit.errors import FailedPrecondition, NotFound, Reason
 from covey_kit.ids import new_id
 
@@ -107,10 +107,11 @@ class Invitations:
         job = self._world.jobs.get(job_id)
         if job is not None and not job.record.state.ended:
             return job
-        async with self._world.store.read() as tx:
-            record = job.record if job is not None else await tx.jobs.get(job_id)
+        record = job.record if job is not None else None
         if record is None:
-            return self._world.job(job_id)  # raises
+            record = await self._world.store.read(lambda tx: tx.jobs.get(job_id))
+        if record is None:
+            raise job_not_found(job_id)
         raise FailedPrecondition(
             Reason.JOB_STATE,
             f"job {job_id} is {record.state}: nobody can be invited any more",
@@ -138,13 +139,17 @@ class Invitations:
         return invitation.job_id
 
     async def _find(self, invitation_id: str) -> tuple[JobRun | None, Invitation]:
-        async with self._world.store.read() as tx:
-            job_id = await tx.invitations.job_of(invitation_id)
-            if job_id is None:
-                raise _not_found(invitation_id)
-            job = self._world.jobs.get(job_id)
-            known = list(job.invitations.values()) if job else await tx.invitations.of_job(job_id)
+        job_id = await self._world.store.read(lambda tx: tx.invitations.job_of(invitation_id))
+        if job_id is None:
+            raise _not_found(invitation_id)
+        job, known = await self._of_job(job_id)
         return job, next(i for i in known if i.invitation_id == invitation_id)
+
+    async def _of_job(self, job_id: str) -> tuple[JobRun | None, list[Invitation]]:
+        job = self._world.jobs.get(job_id)
+        if job is not None:
+            return job, list(job.invitations.values())
+        return None, await self._world.store.read(lambda tx: tx.invitations.of_job(job_id))
 
     async def _end(
         self, job: JobRun | None, invitation: Invitation, state: InvitationState, reason: str
@@ -204,9 +209,7 @@ class Invitations:
         await self._world.exclusive(lambda: self._leave(who, job_id))
 
     async def _leave(self, who: str, job_id: str) -> None:
-        job = self._world.jobs.get(job_id)
-        async with self._world.store.read() as tx:
-            known = list(job.invitations.values()) if job else await tx.invitations.of_job(job_id)
+        job, known = await self._of_job(job_id)
         invitation = next((i for i in known if i.participant_id == who), None)
         if invitation is None or invitation.state not in (InvitationState.ACCEPTED, InvitationState.LEFT):
             raise NotFound(

@@ -17,7 +17,7 @@ from covey_coordinator.domain.spec import Chunk, JobSpec, PackageSpec, SettingsR
 from covey_coordinator.domain.validate import validate_job
 from covey_coordinator.domain.validations import ValidationAnswer, request_validation
 from covey_coordinator.domain.world import JobRun, JobSight, World
-from covey_kit.errors import AlreadyExists, CoveyError, FailedPrecondition, Reason
+from covey_kit.errors import AlreadyExists, CoveyError, FailedPrecondition, Reason, ResourceExhausted
 from covey_kit.ids import new_id
 
 __all__ = ["JobCommands", "NewJob"]
@@ -73,8 +73,7 @@ class JobCommands:
         job = self._world.jobs.get(job_id)
         if job is not None:
             return job
-        async with self._world.store.read() as tx:
-            return await load_sight(tx, job_id)
+        return await self._world.store.read(lambda tx: load_sight(tx, job_id))
 
     async def create(self, new: NewJob) -> JobSight:
         """Makes a job, or says what is wrong with it.
@@ -84,11 +83,17 @@ class JobCommands:
             FailedPrecondition: BLOB_MISSING.
             AlreadyExists: REQUEST_ID_REUSED.
             Unimplemented: an experience package.
+            ResourceExhausted: LIMIT_EXCEEDED, too many jobs live.
             Unavailable: STORAGE_UNAVAILABLE.
         """
         made = await self._made_before(new)
         if made is not None:
             return made
+        if len(self._world.jobs) + len(self._making) >= self._world.options.max_jobs:
+            raise ResourceExhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{len(self._world.jobs)} jobs haven't ended, as many as may be; stop or delete some",
+            )
         spec = await asyncio.to_thread(validate_job, new.package, new.chunks, new.settings, new.files)
         blobs = _blobs(spec)
         await self._require_stored(blobs)
@@ -103,8 +108,7 @@ class JobCommands:
     async def _made_before(self, new: NewJob) -> JobSight | None:
         if not new.request_id or new.validate_only:
             return None
-        async with self._world.store.read() as tx:
-            found = await tx.requests.get(new.request_id)
+        found = await self._world.store.read(lambda tx: tx.requests.get(new.request_id))
         if found is None:
             return None
         fingerprint, job_id = found
@@ -254,9 +258,8 @@ class JobCommands:
 
     async def release_pending(self) -> bool:
         """Releases what storage still holds for jobs that are gone; False: storage can't be reached now."""
-        async with self._world.store.read() as tx:
-            pending = [job_id for job_id in await tx.holders.all() if job_id not in self._making]
-        for job_id in pending:
+        noted = await self._world.store.read(lambda tx: tx.holders.all())
+        for job_id in [job_id for job_id in noted if job_id not in self._making]:
             try:
                 await self._storage.release(job_id)
             except CoveyError as error:

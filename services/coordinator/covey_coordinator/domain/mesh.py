@@ -13,7 +13,7 @@ from covey_coordinator.domain.model import InvitationState, ParticipantRecord, p
 from covey_coordinator.domain.moves import take_back
 from covey_coordinator.domain.ports import Tokens
 from covey_coordinator.domain.world import Member, World
-from covey_kit.errors import Aborted, PermissionDenied, Reason, Unavailable
+from covey_kit.errors import Aborted, PermissionDenied, Reason, ResourceExhausted, Unavailable
 
 __all__ = ["Held", "Joining", "Mesh"]
 
@@ -59,6 +59,7 @@ class Mesh:
 
         Raises:
             PermissionDenied: CREDENTIAL_MISMATCH.
+            ResourceExhausted: LIMIT_EXCEEDED, there are too many devices.
             Unavailable: SHUTTING_DOWN.
         """
         return await self._world.exclusive(lambda: self._join(joining))
@@ -68,6 +69,12 @@ class Mesh:
         digest = hashlib.sha256(joining.credential).hexdigest()
         now = self._world.clock.now()
         member = self._world.members.get(joining.participant_id)
+        if member is None and len(self._world.members) >= self._world.options.max_participants:
+            raise ResourceExhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"this mesh knows {len(self._world.members)} devices, as many as it may; "
+                "its operator can raise --max-participants",
+            )
         if member is not None and not hmac.compare_digest(member.record.credential_sha256, digest):
             raise PermissionDenied(
                 Reason.CREDENTIAL_MISMATCH,
@@ -174,12 +181,13 @@ class Mesh:
                 member.session.close(_shutting_down())
 
     async def save_last_seen(self) -> None:
-        """Writes when each device was last heard of; for an orderly end."""
+        """Writes when each connected device was last heard of; for an orderly end."""
 
         async def change() -> None:
             async with self._world.store.begin() as tx:
                 for member in self._world.members.values():
-                    await tx.participants.save(member.record)
+                    if member.session is not None:
+                        await tx.participants.save(member.record)
 
         await self._world.exclusive(change)
 

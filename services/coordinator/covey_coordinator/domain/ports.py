@@ -1,9 +1,9 @@
 """What the domain needs of the world outside, as interfaces."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from covey_coordinator.domain.model import (
     Assignment,
@@ -20,6 +20,8 @@ from covey_coordinator.domain.model import (
     RoundRecord,
 )
 from covey_coordinator.domain.spec import Backend, JobSpec
+
+T = TypeVar("T")
 
 __all__ = [
     "AssignmentTable",
@@ -245,8 +247,9 @@ class Store(Protocol):
     def begin(self) -> AbstractAsyncContextManager[Transaction]:
         """Begins a transaction; commits at the end of the block, rolls back on an error."""
 
-    def read(self) -> AbstractAsyncContextManager[Transaction]:
-        """Begins a transaction that only reads."""
+    async def read(self, query: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Runs a query that only reads; to its end, also when the caller is cancelled."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 
-from covey_coordinator.domain.model import Invitation, JobState, RoundRecord
+from covey_coordinator.domain.model import Invitation, JobRecord, JobState, RoundRecord
 from covey_coordinator.domain.pages import PageTokens
+from covey_coordinator.domain.ports import Transaction
 from covey_coordinator.domain.recovery import load_sight
 from covey_coordinator.domain.spec import JobSpec
 from covey_coordinator.domain.world import JobSight, Member, World, job_not_found
@@ -31,8 +32,7 @@ class Queries:
         job = self._world.jobs.get(job_id)
         if job is not None:
             return job
-        async with self._world.store.read() as tx:
-            return await load_sight(tx, job_id)
+        return await self._world.store.read(lambda tx: load_sight(tx, job_id))
 
     async def jobs(self, size: int, token: str, states: Sequence[JobState]) -> tuple[list[JobSight], str]:
         """Returns a page of jobs, the newest first, and the next page's token.
@@ -42,12 +42,17 @@ class Queries:
         """
         scope = f"jobs/{','.join(sorted(states))}"
         place = self._tokens.open(scope, token)
-        async with self._world.store.read() as tx:
-            found = await tx.jobs.page(int(place) if place is not None else None, size + 1, states)
-            sights = []
+        before = int(place) if place is not None else None
+
+        async def page(tx: Transaction) -> tuple[list[tuple[int, JobRecord]], list[JobSight]]:
+            found = await tx.jobs.page(before, size + 1, states)
+            sights: list[JobSight] = []
             for _, record in found[:size]:
                 alive = self._world.jobs.get(record.job_id)
                 sights.append(alive if alive is not None else await load_sight(tx, record.job_id))
+            return found, sights
+
+        found, sights = await self._world.store.read(page)
         more = len(found) > size
         return sights, self._tokens.make(scope, str(found[size - 1][0])) if more else ""
 
@@ -61,8 +66,8 @@ class Queries:
         scope = f"rounds/{job_id}"
         place = self._tokens.open(scope, token)
         await self._sight(job_id)
-        async with self._world.store.read() as tx:
-            found = await tx.rounds.page(job_id, int(place) if place is not None else -1, size + 1)
+        after = int(place) if place is not None else -1
+        found = await self._world.store.read(lambda tx: tx.rounds.page(job_id, after, size + 1))
         more = len(found) > size
         return found[:size], self._tokens.make(scope, str(found[size - 1].round)) if more else ""
 
@@ -73,8 +78,7 @@ class Queries:
             NotFound: JOB_NOT_FOUND.
         """
         await self._sight(job_id)
-        async with self._world.store.read() as tx:
-            return await tx.rounds.get(job_id, number)
+        return await self._world.store.read(lambda tx: tx.rounds.get(job_id, number))
 
     async def spec(self, job_id: str) -> JobSpec:
         """Returns what a job is made of.
@@ -85,8 +89,7 @@ class Queries:
         job = self._world.jobs.get(job_id)
         if job is not None:
             return job.spec
-        async with self._world.store.read() as tx:
-            spec = await tx.jobs.spec(job_id)
+        spec = await self._world.store.read(lambda tx: tx.jobs.spec(job_id))
         if spec is None:
             raise job_not_found(job_id)
         return spec
@@ -109,8 +112,7 @@ class Queries:
 
     async def invitations(self, participant_id: str) -> list[Invitation]:
         """Returns all invitations of a device."""
-        async with self._world.store.read() as tx:
-            return await tx.invitations.of_participant(participant_id)
+        return await self._world.store.read(lambda tx: tx.invitations.of_participant(participant_id))
 
     async def watch(self, job_id: str, interval: float) -> AsyncIterator[JobSight]:
         """Yields a job now and after each change, until it has ended.

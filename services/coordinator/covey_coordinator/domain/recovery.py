@@ -83,23 +83,25 @@ async def load_run(world: World, job_id: str) -> JobRun:
     Raises:
         NotFound: JOB_NOT_FOUND.
     """
-    async with world.store.read() as tx:
+
+    async def load(tx: Transaction) -> JobRun:
         sight = await load_sight(tx, job_id)
         spec = await tx.jobs.spec(job_id)
         assert spec is not None
         job = JobRun(sight.record, sight.invitations, latest=sight.latest, spec=spec)
         await _load_round(world, tx, job)
         await _load_validations(world, tx, job)
-    return job
+        return job
+
+    return await world.store.read(load)
 
 
 async def _restore_members(world: World) -> None:
     """Brings back every device that ever joined; none is connected yet, all get a moment to come back."""
     now = world.clock.monotonic()
-    async with world.store.read() as tx:
-        for record in await tx.participants.all():
-            back = now + world.options.return_time
-            world.members[record.participant_id] = Member(record, disconnected_at=back, idle_since=now)
+    for record in await world.store.read(lambda tx: tx.participants.all()):
+        back = now + world.options.return_time
+        world.members[record.participant_id] = Member(record, disconnected_at=back, idle_since=now)
 
 
 async def _check_deltas(world: World, checkpoints: Checkpoints, job: JobRun) -> None:
@@ -119,8 +121,7 @@ async def _check_deltas(world: World, checkpoints: Checkpoints, job: JobRun) -> 
 async def recover(world: World, checkpoints: Checkpoints) -> None:
     """Brings back everything that was in hand when the process ended, and tidies up what it left."""
     await _restore_members(world)
-    async with world.store.read() as tx:
-        alive = await tx.jobs.alive()
+    alive = await world.store.read(lambda tx: tx.jobs.alive())
     for job_id in alive:
         job = await load_run(world, job_id)
         await _check_deltas(world, checkpoints, job)

@@ -4,6 +4,7 @@ Each call names (assignment, attempt). It is the caller's while it holds the lea
 attempt; everything else is answered with ABORTED, except a repeated call, which gets its old answer.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from covey_coordinator.domain.metrics import metric_problems
@@ -22,9 +23,12 @@ from covey_coordinator.domain.model import (
 from covey_coordinator.domain.moves import bounded, count_failure, free
 from covey_coordinator.domain.spec import Backend
 from covey_coordinator.domain.world import JobRun, World
-from covey_kit.errors import Aborted, CoveyError, InvalidArgument, Reason
+from covey_kit.errors import Aborted, CoveyError, InvalidArgument, Reason, ResourceExhausted
 
 __all__ = ["DeltaHeader", "EvaluationReport", "FailureReport", "Push", "Results"]
+
+_MAX_STREAMS = 4
+"""Streams that may bring the same result at once: a retry overlaps the call that was given up, no more."""
 
 _PACKAGE_REASONS = frozenset({Reason.DELTA_NOT_FINITE, Reason.METRIC_INVALID})
 """Refusals that are the package's doing; the others are the device's."""
@@ -88,6 +92,7 @@ class Results:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._streams: Counter[str] = Counter()
 
     def _claim(self, who: str, assignment_id: str, attempt: int) -> tuple[JobRun, Assignment, Lease]:
         """Returns the assignment if it is the caller's.
@@ -114,8 +119,7 @@ class Results:
         if assignment is not None:
             result = assignment.result
         else:
-            async with self._world.store.read() as tx:
-                stored = await tx.assignments.get(assignment_id)
+            stored = await self._world.store.read(lambda tx: tx.assignments.get(assignment_id))
             result = stored.result if stored is not None else None
         return result is not None and (result.participant_id, result.attempt) == (who, attempt)
 
@@ -150,8 +154,7 @@ class Results:
         try:
             job, assignment, _ = self._claim(who, report.assignment_id, report.attempt)
         except Aborted:
-            async with self._world.store.read() as tx:
-                stored = await tx.assignments.get(report.assignment_id)
+            stored = await self._world.store.read(lambda tx: tx.assignments.get(report.assignment_id))
             faults = stored.faults if stored is not None else ()
             if any((f.participant_id, f.attempt) == (who, report.attempt) for f in faults):
                 return
@@ -186,6 +189,7 @@ class Results:
         Raises:
             Aborted: ASSIGNMENT_LOST.
             InvalidArgument: SIZE_MISMATCH, UNITS_INVALID, METRIC_INVALID; counts as a failure of the attempt.
+            ResourceExhausted: LIMIT_EXCEEDED, too many streams bring this result.
         """
         if await self._accepted_before(who, header.assignment_id, header.attempt):
             return None
@@ -195,7 +199,20 @@ class Results:
         if error is not None:
             await self._refuse(who, header.assignment_id, header.attempt, error)
             raise error
+        if self._streams[assignment.id] >= _MAX_STREAMS:
+            raise ResourceExhausted(
+                Reason.LIMIT_EXCEEDED,
+                f"{_MAX_STREAMS} streams already bring the result of {assignment.id}; wait for their answers",
+                retry_after=1.0,
+            )
+        self._streams[assignment.id] += 1
         return Push(who, header, job.spec.package.weight_count)
+
+    def close_push(self, push: Push) -> None:
+        """Notes that a stream that `open_push` began is over, whatever came of it."""
+        self._streams[push.header.assignment_id] -= 1
+        if not self._streams[push.header.assignment_id]:
+            del self._streams[push.header.assignment_id]
 
     def heard(self, push: Push) -> None:
         """Renews the lease while bytes come.

@@ -36,8 +36,22 @@ __all__ = ["RoundDriver", "plan_assignments"]
 
 log = structlog.get_logger(__name__)
 
-_PASSING = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "UNAUTHENTICATED"})
-"""Errors after which trying again makes sense; any other ends the job."""
+_PASSING = frozenset(
+    {
+        "ABORTED",
+        "DEADLINE_EXCEEDED",
+        "INTERNAL",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "UNAUTHENTICATED",
+        "UNAVAILABLE",
+    }
+)
+"""Errors after which trying again makes sense, if need be after somebody has mended something; any other
+ends the job."""
+
+_PASSING_UPLOAD = _PASSING | {"DATA_LOSS", "FAILED_PRECONDITION"}
+"""The same for uploads: what storage lost in between is written again."""
 
 
 def plan_assignments(job_id: str, spec: JobSpec, round_number: int, now: float) -> list[Assignment]:
@@ -79,36 +93,34 @@ class RoundDriver:
         while not self._job.record.state.ended:
             try:
                 await self._step()
-                failures = 0
+                failures, self._job.trouble = 0, None
             except Exception as error:  # noqa: BLE001 - logged and retried, or it ends the job
                 failures += 1
                 await self._pass_or_fail(error, failures)
 
     async def _pass_or_fail(self, error: Exception, failures: int) -> None:
-        """Waits and shows what for when trying again may help; else ends the job with the error."""
-        job = self._job
-        job_id = job.record.job_id
-        now = self._world.clock.now()
-        known = isinstance(error, CoveyError)
-        if known and error.code not in _PASSING:  # type: ignore[attr-defined]  # CoveyError by `known`
-            reason, message = error.reason, str(error)  # type: ignore[attr-defined]
-            failure = FailureRecord(reason, bounded(message), "", "", now)
-            log.error("the job failed", job=job_id, reason=reason.value, error=message)
+        """Pauses when trying again may help; else ends the job with the error."""
+        if isinstance(error, CoveyError) and error.code not in _PASSING:
+            job_id = self._job.record.job_id
+            failure = FailureRecord(error.reason, bounded(error.message), "", "", self._world.clock.now())
+            log.error("the job failed", job=job_id, reason=error.reason.value, error=error.message)
             await self._world.exclusive(lambda: self._fail(failure))
             return
-        if not known:
-            log.error("the round's driver failed; it tries again", job=job_id, exc_info=error)
+        await self._pause(error, failures)
+
+    async def _pause(self, error: Exception, failures: int) -> None:
+        """Waits before the next try, and shows what for."""
+        job, now = self._job, self._world.clock.now()
+        what = _words(error)
+        if not isinstance(error, CoveyError):
+            log.error("the round's driver failed; it tries again", job=job.record.job_id, exc_info=error)
         delay = backoff(failures)
-        what = str(error) if known else "a fault of the coordinator (see its log)"
-        number = job.open_round.round if job.open_round is not None else max(job.record.rounds_done + 1, 0)
+        number = job.open_round.round if job.open_round is not None else job.record.rounds_done + 1
         since = job.trouble.since if job.trouble is not None else now
-        job.trouble = Trouble(
-            f"round {number} can't go on: {what}; tried {failures} times, again in {delay:g} s",
-            since,
-            now + delay,
-        )
+        message = f"round {number} can't go on: {what}; tried {failures} times, again in {delay:g} s"
+        job.trouble = Trouble(message, since, now + delay)
         self._world.changed(job)
-        log.warning("the round waits", job=job_id, round=number, error=what, retry_in=delay)
+        log.warning("the round waits", job=job.record.job_id, round=number, error=what, retry_in=delay)
         await asyncio.sleep(delay)
 
     async def _fail(self, failure: FailureRecord) -> None:
@@ -244,10 +256,10 @@ class RoundDriver:
             try:
                 reference = await self._checkpoints.upload(job_id, job.spec, summary, file)
             except CoveyError as error:
-                if error.code not in _PASSING:
+                if error.code not in _PASSING_UPLOAD:
                     raise
                 failures += 1
-                await self._pass_or_fail(error, failures)
+                await self._pause(error, failures)
             else:
                 job.trouble = None
                 return reference
@@ -275,3 +287,12 @@ class RoundDriver:
         if validation is not None:
             job.validations[finished.round] = validation
         self._world.changed(job)
+
+
+def _words(error: Exception) -> str:
+    """Says what went wrong, without paths and internals."""
+    if isinstance(error, CoveyError):
+        return error.message
+    if isinstance(error, OSError) and error.strerror:
+        return f"the coordinator's disk says: {error.strerror}"
+    return "a fault of the coordinator; its log has the details"

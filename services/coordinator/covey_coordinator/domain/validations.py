@@ -64,8 +64,7 @@ async def request_validation(world: World, job: JobRun, round_number: int | None
     """
     _require_validatable(job)
     job_id = job.record.job_id
-    async with world.store.read() as tx:
-        finished = await tx.rounds.get(job_id, round_number)
+    finished = await world.store.read(lambda tx: tx.rounds.get(job_id, round_number))
     if finished is None:
         what = (
             "has no checkpoint yet" if round_number is None else f"has no checkpoint of round {round_number}"

@@ -37,19 +37,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """What the operator decides. Seconds.
+    """What the operator decides. Times in seconds.
 
     Attributes:
         grace: how long a participant's assignment waits for it after its connection broke.
         return_time: how long, after a start, participants of the run before have to come back.
         progress_interval: how often participants are asked to report.
         aggregate_timeout: longest time for putting a round together before it is tried again.
+        max_participants: devices that may ever join.
+        max_jobs: jobs that may live (not ended, or waiting for a validation) at a time.
     """
 
     grace: float = 2.0
     return_time: float = 8.0
     progress_interval: float = 2.0
     aggregate_timeout: float = 600.0
+    max_participants: int = 100_000
+    max_jobs: int = 1_000
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The database: one engine, transactions that last, a schema version."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import URL, event, insert, make_url, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -16,6 +17,8 @@ from covey_coordinator.state.rounds import SqlRounds, SqlValidations
 from covey_kit.errors import FailedPrecondition, Reason
 
 __all__ = ["Database", "SqlTransaction"]
+
+T = TypeVar("T")
 
 _BUSY_MILLISECONDS = 10_000
 
@@ -50,6 +53,7 @@ class Database:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self._reading: set[asyncio.Task[Any]] = set()
 
     @classmethod
     async def open(cls, folder: Path, url: str | None = None) -> Self:
@@ -95,12 +99,28 @@ class Database:
         async with self._engine.begin() as connection:
             yield SqlTransaction(connection)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[SqlTransaction]:
-        """Begins a transaction that only reads."""
-        async with self._engine.connect() as connection:
-            yield SqlTransaction(connection)
+    async def read(self, query: Callable[[SqlTransaction], Awaitable[T]]) -> T:
+        """Runs a query that only reads; to its end, also when the caller is cancelled.
+
+        A driver that is cancelled in the middle of a statement leaves a connection that can only be
+        thrown away, and closing such a one may hang.
+        """
+
+        async def run() -> T:
+            async with self._engine.connect() as connection:
+                return await query(SqlTransaction(connection))
+
+        task = asyncio.create_task(run())
+        self._reading.add(task)
+        task.add_done_callback(self._read)
+        return await asyncio.shield(task)
+
+    def _read(self, task: asyncio.Task[T]) -> None:
+        self._reading.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: the caller got it, or has gone
 
     async def close(self) -> None:
         """Closes all connections. May be called twice."""
+        await asyncio.gather(*self._reading, return_exceptions=True)
         await self._engine.dispose()

@@ -115,10 +115,12 @@ class WorkServicer(work_service_pb2_grpc.WorkServiceServicer):
             return work_service_pb2.PushDeltaResponse(already_accepted=True)
         try:
             delta = await self._receive(push, context)
+            already = await self._results.accept(push, delta)
         except InvalidArgument as error:
             await self._results.refuse(push, error)
             raise
-        already = await self._results.accept(push, delta)
+        finally:
+            self._results.close_push(push)
         return work_service_pb2.PushDeltaResponse(already_accepted=already)
 
     async def _receive(self, push: Push, context: Any) -> DeltaFile:
