@@ -146,7 +146,9 @@ class Mesh:
 
     async def start(self) -> None:
         """Opens both; a restart takes the same ports."""
-        self.key = await asyncio.to_thread(SigningKey.load_or_create, self.folder / "signing-key.pem")
+        self.key = await asyncio.to_thread(
+            SigningKey.load_or_create, self.folder / "coordinator" / "signing-key.pem"
+        )
         if not self.together:
             await self.start_storage()
             self.settings["told_storage_address"] = self.storage_address
@@ -176,8 +178,16 @@ class Mesh:
             self.storage_address = self.address
         self.app.use_storage(self.storage_address)
         await self.host.start()
+        self.connect()
+
+    def connect(self) -> None:
+        """Opens the owner's channel."""
         self._channel = self.channel(Role.OWNER)
         self.stub = pb_grpc.CoordinatorServiceStub(self._channel)
+
+    async def disconnect(self) -> None:
+        """Closes the owner's channel."""
+        await self._channel.close()
 
     async def stop(self) -> None:
         """Stops both."""
@@ -187,7 +197,7 @@ class Mesh:
 
     async def stop_coordinator(self) -> None:
         """Stops the coordinator, and storage with it when they are together."""
-        await self._channel.close()
+        await self.disconnect()
         await self.host.stop(grace=0.5)
 
     def channel(self, role: Role, job_id: str | None = None, address: str | None = None) -> grpc.aio.Channel:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 import numpy as np
@@ -27,6 +27,7 @@ from covey_kit.uploads import Upload
 from covey_kit.version import CONTRACT_VERSION
 from support.eventually import eventually
 
+T = TypeVar("T")
 Weights = npt.NDArray[np.float32]
 
 
@@ -161,6 +162,14 @@ class ScriptedParticipant:
         finally:
             call.cancel()
 
+    async def stay(self) -> None:
+        """Joins, and joins again whenever the stream ends, until it is cancelled."""
+        while True:
+            with contextlib.suppress(AssertionError):  # nobody answers for long: go on trying
+                await self.join()
+            if self._reader is not None:
+                await asyncio.wait([self._reader])
+
     async def disconnect(self) -> None:
         """Breaks the command stream, as a lost connection does; what is in work goes on."""
         if self._reader is not None:
@@ -219,12 +228,22 @@ class ScriptedParticipant:
     async def _do(self, assignment: pb.Assignment) -> None:
         self.in_hand.append(assignment)
         try:
-            base = await self.base(assignment) if assignment.HasField("weights") else None
+            base = None
+            if assignment.HasField("weights"):
+                base = await self._persist(lambda: self.base(assignment))
             outcome = await self.behaviour(self, assignment, base)
             if outcome is not None:
-                await self.send(assignment, outcome)
+                await self._persist(lambda: self.send(assignment, outcome))
         finally:
             self.in_hand.remove(assignment)
+
+    async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a call while nobody answers it, as a real participant does."""
+        while True:
+            try:
+                return await call()
+            except Unavailable:
+                await asyncio.sleep(0.05)
 
     async def base(self, assignment: pb.Assignment) -> Weights:
         """Reads the base weights with the assignment's grant and verifies them."""

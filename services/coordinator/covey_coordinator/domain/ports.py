@@ -101,8 +101,8 @@ class InvitationTable(Protocol):
     async def job_of(self, invitation_id: str) -> str | None:
         """Returns the job of an invitation."""
 
-    async def of_participant(self, participant_id: str) -> list[Invitation]:
-        """Returns a participant's invitations."""
+    async def of_participants(self, participant_ids: Sequence[str]) -> list[Invitation]:
+        """Returns the invitations of participants."""
 
     async def save(self, invitation: Invitation) -> None:
         """Writes one."""

@@ -1,9 +1,10 @@
 """What owners ask: lists, pages, and how a job moves."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Sequence
 
-from covey_coordinator.domain.model import Invitation, JobRecord, JobState, RoundRecord
+from covey_coordinator.domain.model import InvitationState, JobRecord, JobState, RoundRecord
 from covey_coordinator.domain.pages import PageTokens
 from covey_coordinator.domain.ports import Transaction
 from covey_coordinator.domain.recovery import load_sight
@@ -110,9 +111,14 @@ class Queries:
         page = [self._world.members[p] for p in ids[:size]]
         return page, self._tokens.make(scope, ids[size - 1]) if len(ids) > size else ""
 
-    async def invitations(self, participant_id: str) -> list[Invitation]:
-        """Returns all invitations of a device."""
-        return await self._world.store.read(lambda tx: tx.invitations.of_participant(participant_id))
+    async def accepted(self, participant_ids: Sequence[str]) -> dict[str, list[str]]:
+        """Returns the jobs that each of these devices accepted, sorted; devices without any are left out."""
+        found = await self._world.store.read(lambda tx: tx.invitations.of_participants(participant_ids))
+        jobs: dict[str, list[str]] = defaultdict(list)
+        for invitation in sorted(found, key=lambda i: i.job_id):
+            if invitation.state is InvitationState.ACCEPTED:
+                jobs[invitation.participant_id].append(invitation.job_id)
+        return jobs
 
     async def watch(self, job_id: str, interval: float) -> AsyncIterator[JobSight]:
         """Yields a job now and after each change, until it has ended.

@@ -1,5 +1,6 @@
 """Participants and their invitations in the database."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -56,9 +57,9 @@ class SqlInvitations:
         statement = select(invitations).where(invitations.c.job_id == job_id)
         return [_invitation(row) for row in await self._connection.execute(statement)]
 
-    async def of_participant(self, participant_id: str) -> list[Invitation]:
-        """Returns a participant's invitations."""
-        statement = select(invitations).where(invitations.c.participant_id == participant_id)
+    async def of_participants(self, participant_ids: Sequence[str]) -> list[Invitation]:
+        """Returns the invitations of participants."""
+        statement = select(invitations).where(invitations.c.participant_id.in_(participant_ids))
         return [_invitation(row) for row in await self._connection.execute(statement)]
 
     async def job_of(self, invitation_id: str) -> str | None:

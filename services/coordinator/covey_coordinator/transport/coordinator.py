@@ -22,7 +22,6 @@ from covey_coordinator.convert.job import (
 from covey_coordinator.domain.invitations import Invitations
 from covey_coordinator.domain.jobs import JobCommands
 from covey_coordinator.domain.lifecycle import Command
-from covey_coordinator.domain.model import InvitationState
 from covey_coordinator.domain.queries import Queries
 from covey_coordinator.domain.view import view_job
 from covey_coordinator.domain.world import JobSight, World
@@ -121,11 +120,8 @@ class CoordinatorServicer(coordinator_service_pb2_grpc.CoordinatorServiceService
         members, token = self._queries.participants(
             request.page_size or _PAGE, request.page_token, connected_only=request.connected_only
         )
-        found = []
-        for member in members:
-            invitations = await self._queries.invitations(member.record.participant_id)
-            job_ids = sorted(i.job_id for i in invitations if i.state is InvitationState.ACCEPTED)
-            found.append(participant_to_proto(member, job_ids))
+        jobs = await self._queries.accepted([member.record.participant_id for member in members])
+        found = [participant_to_proto(m, jobs.get(m.record.participant_id, [])) for m in members]
         return _pb.ListParticipantsResponse(participants=found, next_page_token=token)
 
     async def InviteParticipants(
