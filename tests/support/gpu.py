@@ -8,25 +8,24 @@ import functools
 import os
 import tempfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import json_format
 
-from covey.v1 import package_pb2
 from covey_participant.domain.values import Adapter
 from covey_participant.runtime.gpu.adapters import describe, ranked
 from covey_participant.runtime.gpu.archive import read_archive
 from covey_participant.runtime.gpu.assess import assess
 from covey_participant.runtime.gpu.device import Device
 from covey_participant.runtime.gpu.executor import Executor
-from covey_participant.runtime.gpu.facts import package_facts
+from covey_participant.runtime.gpu.facts import PackageFacts
 from covey_participant.runtime.gpu.inputs import Minibatch
 from covey_participant.runtime.gpu.plan import Phase, Plan
 from covey_participant.runtime.gpu.run import Run, Totals
 
-from .packages import OWN_FIELDS, manifest, weight_count
+from .packages import OWN_FIELDS, manifest
 from .wasm_harness import EVALUATE, STREAM_EVALUATE, STREAM_TRAIN, TRAIN, WasmModule
 
 Array = np.ndarray[Any, Any]
@@ -67,9 +66,9 @@ def adapter() -> Adapter | str:
 @functools.cache
 def device() -> Device:
     """The adapter, opened once for all tests of a process."""
-    facts = adapter()
-    assert isinstance(facts, Adapter), facts
-    return Device.open(facts.name, facts.api, ())
+    found = adapter()
+    assert isinstance(found, Adapter), found
+    return Device.open(found.name, found.api, ())
 
 
 class GpuModel:
@@ -82,22 +81,14 @@ class GpuModel:
     def __init__(
         self, package: Path, own: list[float], *, seed: int = 1, batch: int, rate: float, epochs: int = 1
     ) -> None:
-        declared = json_format.ParseDict(manifest(package), package_pb2.ModelPackage())
-        names = [name for item in declared.hyperparameters if (name := item.name) not in OWN_FIELDS]
-        self._count = weight_count(package)
-        self._metrics = len(declared.metrics)
         self._epochs = epochs
         self._tensors = sum(buffer.HasField("tensor") for buffer in archive(package).plan.buffers)
-        self.module = WasmModule(package / declared.module.file_name)
+        self.module = WasmModule(package / "model.wasm")
         self.module.configure(own, seed=seed, batch=batch, rate=rate, epochs=epochs)
-        self.plan = checked_plan(package, own, batch=batch, rate=rate, epochs=epochs)
+        about = facts(package, own, batch=batch, rate=rate, epochs=epochs)
+        self._values = about.hyperparameters
+        self.plan = checked_plan(package, about)
         self.executor = Executor(device(), self.plan)
-        self._values = {
-            **dict(zip(names, own, strict=True)),
-            "batchSize": batch,
-            "learningRate": rate,
-            "localEpochs": epochs,
-        }
 
     def set_weights(self, values: Array) -> None:
         """Writes the weights, in manifest order."""
@@ -140,21 +131,25 @@ def archive(package: Path) -> Any:
     return read_archive((package / manifest(package)["shaderArchive"]["fileName"]).read_bytes())
 
 
-def checked_plan(
-    package: Path,
-    own: list[float],
-    *,
-    batch: int,
-    rate: float = 0.1,
-    epochs: int = 1,
-    facts: Adapter | None = None,
-) -> Plan:
-    """The package's plan for an adapter (this machine's, unless `facts` are given); raises what is wrong."""
-    declared = json_format.ParseDict(manifest(package), package_pb2.ModelPackage())
-    about = package_facts(
-        declared, batch_size=batch, learning_rate=rate, local_epochs=epochs, hyperparameters=own
+def facts(package: Path, own: list[float], *, batch: int, rate: float = 0.1, epochs: int = 1) -> PackageFacts:
+    """What a plan is checked against: the manifest's, with these settings."""
+    declared = manifest(package)
+    names = [item["name"] for item in declared["hyperparameters"] if item["name"] not in OWN_FIELDS]
+    return PackageFacts(
+        parameters={item["name"]: prod(item["shape"]) for item in declared["parameters"]},
+        hyperparameters={
+            **dict(zip(names, own, strict=True)),
+            "batchSize": float(batch),
+            "learningRate": rate,
+            "localEpochs": float(epochs),
+        },
+        metrics=len(declared["metrics"]),
     )
-    found = assess(archive(package), about, facts or device().facts)
+
+
+def checked_plan(package: Path, about: PackageFacts, on: Adapter | None = None) -> Plan:
+    """The package's plan for an adapter (without `on`: this machine's); raises what is wrong with it."""
+    found = assess(archive(package), about, on or device().facts)
     if found.plan is None:
         raise found.error()
     return found.plan

@@ -13,7 +13,7 @@ import pytest
 from covey_participant.domain.values import Adapter
 from support import digits_reference as reference
 from support.digits_reference import HIDDEN, PIXELS, WEIGHTS, Array, Reference
-from support.gpu import WEBGPU_DEFAULTS, GpuModel, adapter, checked_plan
+from support.gpu import WEBGPU_DEFAULTS, GpuModel, adapter, checked_plan, facts
 from support.packages import DIGITS, defaults, manifest, training_chunks
 from support.wasm_harness import EVALUATE, TRAIN, WasmModule
 
@@ -79,7 +79,7 @@ def tensors(flat: Array) -> list[Array]:
 def test_plan_fits_the_least_webgpu_device(batch: int) -> None:
     """With any batch size the plan needs no limit above WebGPU's defaults, and no feature."""
     least = Adapter("any", "IntegratedGPU", "Vulkan", limits=WEBGPU_DEFAULTS)
-    plan = checked_plan(DIGITS, defaults(DIGITS)[0], batch=batch, facts=least)
+    plan = checked_plan(DIGITS, facts(DIGITS, defaults(DIGITS)[0], batch=batch), least)
 
     assert plan.memory_bytes < 64 << 20
     assert "requires" not in manifest(DIGITS)["backends"][1]
