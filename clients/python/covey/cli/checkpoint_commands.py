@@ -35,13 +35,12 @@ async def ls(
     found = await client.checkpoints.list(job)
     out.value([plain(one) for one in found])
     out.table(
-        ("#ROUND", "SHA-256", "#SIZE", "WEIGHTS SHA-256", "METRICS"),
+        ("#ROUND", "SHA-256", "#SIZE", "METRICS"),
         [
             (
                 one.round,
                 one.blob.sha256,
                 size(one.blob.size_bytes),
-                one.header.weights_sha256,
                 metric_text(one.header.metrics),
             )
             for one in found

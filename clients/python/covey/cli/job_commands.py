@@ -10,11 +10,19 @@ from covey.cli._output import Out, plain
 from covey.words import duration, invitation_word, mean, mean_text, metric_text, size, stage_word, state_word
 
 if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
     from covey.client import Client, UploadProgress
     from covey.packages import Dataset, Package
     from covey.v1.job_pb2 import Job, JobSettings
 
 __all__ = ["add_to"]
+
+QUIET_SECONDS = 5.0
+"""A round that lasts longer than this is followed assignment by assignment."""
+
+ASSIGNMENT_DONE = 3
+"""`ASSIGNMENT_STATUS_DONE`, known here without loading the contract."""
 
 app = group("job", "Make, run and watch jobs.")
 
@@ -159,7 +167,7 @@ def _command(name: str, summary: str) -> None:
     async def body(client: "Client", out: Out, job: JobArgument) -> None:
         after = await getattr(client.jobs, name)(job)
         out.value(plain(after))
-        out.line(f"{after.job_id} is {_state(after)}")
+        out.line(f"{after.job_id} is {state_word(after.state)}")
 
     body.__doc__ = summary
     body.__name__ = name
@@ -192,7 +200,7 @@ async def ls(client: "Client", out: Out) -> None:
         (
             job.job_id,
             job.display_name,
-            _state(job),
+            state_word(job.state),
             f"{job.progress.rounds_done}/{job.progress.rounds_wanted}",
             f"{job.progress.units_done:,} {job.unit}s",
             len(job.participants),
@@ -220,7 +228,7 @@ def _show(out: Out, job: "Job") -> None:
             ("job", job.job_id),
             ("name", job.display_name),
             ("package", f"{job.package_name} {job.package_version}"),
-            ("state", _state(job)),
+            ("state", state_word(job.state)),
             ("rounds", f"{progress.rounds_done} of {progress.rounds_wanted}"),
             (
                 "passes",
@@ -276,20 +284,25 @@ async def watch(client: "Client", out: Out, job: JobArgument) -> None:
 
 
 def _line(job: "Job") -> str:
+    """Returns where a job stands, in words that change when there is something to tell."""
     progress = job.progress
-    parts = [f"{_state(job)}, round {progress.rounds_done} of {progress.rounds_wanted}"]
-    if job.HasField("current_round"):
-        done = sum(1 for one in job.current_round.assignments if one.status == 3)
-        parts.append(
-            f"round {job.current_round.round}: {done} of {len(job.current_round.assignments)} assignments"
-        )
+    parts = [f"{state_word(job.state)}, round {progress.rounds_done} of {progress.rounds_wanted}"]
     if job.HasField("latest_round"):
-        parts.append(metric_text(job.latest_round.metrics) or "")
         held_out = metric_text(job.latest_round.validation_metrics)
-        parts.append(f"held-out {held_out}" if held_out else "")
-    if job.waits:
+        parts += [metric_text(job.latest_round.metrics) or "", f"held-out {held_out}" if held_out else ""]
+    if job.HasField("current_round") and _seconds_since(job.current_round.start_time) > QUIET_SECONDS:
+        done = sum(one.status == ASSIGNMENT_DONE for one in job.current_round.assignments)
+        whole = len(job.current_round.assignments)
+        parts.append(f"round {job.current_round.round}: {done} of {whole} assignments done")
+    elif job.waits and not job.HasField("current_round"):
         parts.append(job.waits[0].message)
     return "; ".join(part for part in parts if part)
+
+
+def _seconds_since(when: "Timestamp") -> float:
+    import time
+
+    return time.time() - when.ToNanoseconds() / 1e9
 
 
 @client_command(app, "rounds", "covey job rounds digits-4f7k2m9c")
@@ -325,6 +338,7 @@ async def validate(
     job: JobArgument,
     round_number: RoundOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Longest wait, in seconds.")] = 600,
 ) -> None:
     """Evaluate a checkpoint on the held-out data."""
     asked = await client.jobs.validate(job, round_number)
@@ -332,11 +346,7 @@ async def validate(
         out.value({"job_id": job, "round": asked.round, "done": False, "metrics": None})
         out.line(f"round {asked.round} will be validated; see: covey job rounds {job}")
         return
-    summary = await client.jobs.validation_of(job, asked.round)
+    summary = await client.jobs.validation_of(job, asked.round, timeout=timeout)
     metrics = {metric.name: mean([metric], metric.name) for metric in summary.validation_metrics}
     out.value({"job_id": job, "round": asked.round, "done": True, "metrics": metrics})
     out.line(f"round {asked.round}: {metric_text(summary.validation_metrics)}")
-
-
-def _state(job: "Job") -> str:
-    return state_word(job.state)

@@ -11,7 +11,7 @@ from covey.packages import Dataset, Package
 from covey.v1 import common_pb2, job_pb2
 from covey.v1 import coordinator_service_pb2 as pb
 from covey.v1 import coordinator_service_pb2_grpc as pb_grpc
-from covey_kit.errors import FailedPrecondition, NotFound, Reason, Unavailable
+from covey_kit.errors import DeadlineExceeded, FailedPrecondition, NotFound, Reason, Unavailable
 
 __all__ = ["ENDED", "Jobs"]
 
@@ -25,6 +25,7 @@ JobList: TypeAlias = list[job_pb2.Job]
 RoundList: TypeAlias = list[job_pb2.RoundSummary]
 
 VALIDATION_POLL_SECONDS = 0.1
+VALIDATION_SECONDS = 600.0
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.1, 2.0
 
 
@@ -225,17 +226,28 @@ class Jobs:
         with self._connection.calls():
             return await self._stub.RunValidation(request)
 
-    async def validation_of(self, job_id: str, round_number: int) -> job_pb2.RoundSummary:
+    async def validation_of(
+        self, job_id: str, round_number: int, *, timeout: float = VALIDATION_SECONDS
+    ) -> job_pb2.RoundSummary:
         """Waits until the validation that was asked for is done, and returns the round with its metrics.
 
         Raises:
             NotFound: no such job, or that round has no checkpoint.
             FailedPrecondition: JOB_STATE: the validation isn't waited for any more and has no result.
+            DeadlineExceeded: it took longer than `timeout` seconds; the job's state says what it waits for.
         """
+        deadline = asyncio.get_running_loop().time() + timeout
         while True:
             job = await self.get(job_id)
             if round_number not in job.pending_validation_rounds:
                 break
+            if asyncio.get_running_loop().time() >= deadline:
+                waits = (
+                    "; ".join(wait.message for wait in job.waits) or "its state doesn't say what it waits for"
+                )
+                raise DeadlineExceeded(
+                    Reason.DEADLINE, f"round {round_number} wasn't validated in {timeout:.0f} s: {waits}"
+                )
             await asyncio.sleep(VALIDATION_POLL_SECONDS)
         for summary in await self.rounds(job_id):
             if summary.round == round_number:
