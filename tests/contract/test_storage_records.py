@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covey.v1 import common_pb2
+from covey.v1 import checkpoint_pb2, common_pb2
 from covey.v1 import storage_service_pb2 as pb
 from covey.v1 import storage_service_pb2_grpc as pb_grpc
 from covey_kit.caller import Role
@@ -16,7 +16,17 @@ from covey_kit.errors import DataLoss, FailedPrecondition, InvalidArgument, Perm
 from covey_kit.status import rpc_errors
 from covey_storage.app import StorageApp, StorageSettings
 from covey_storage.transport.servicer import StorageServicer
-from support.storage import Storage, get, listing, put, ref, sha256, storage
+from support.storage import (
+    Storage,
+    expectation,
+    get,
+    listing,
+    put,
+    ref,
+    sha256,
+    storage,
+    write_checkpoint,
+)
 
 BLOBS = [b"blob %d" % index for index in range(25)]
 
@@ -322,9 +332,18 @@ async def test_a_copied_folder_serves_elsewhere(served: Storage, tmp_path: Path)
     await served.start()
 
 
+async def put_checkpoint_from(served: Storage, path: Path) -> checkpoint_pb2.Checkpoint:
+    """Makes a checkpoint, writes it and records it for job `j`."""
+    data = write_checkpoint(path)
+    await put(served.stub(), data)
+    request = pb.PutCheckpointRequest(job_id="j", blob=ref(data), expectation=expectation())
+    found: checkpoint_pb2.Checkpoint = (await served.stub().PutCheckpoint(request)).checkpoint
+    return found
+
+
 @pytest.mark.parametrize("url", ["memory:///", "file"])
 async def test_blobs_may_lie_in_a_bucket(tmp_path: Path, url: str) -> None:
-    """With a blob URL the same calls work on an object store: write, read, range, damage, delete."""
+    """With a blob URL the same calls work on an object store: write, read, checkpoint, damage, delete."""
     if url == "file":
         (tmp_path / "bucket").mkdir()
         url = (tmp_path / "bucket").as_uri()
@@ -335,6 +354,11 @@ async def test_blobs_may_lie_in_a_bucket(tmp_path: Path, url: str) -> None:
         assert (await get(served.stub(), sha256(data), 1_000_000, 7))[1] == data[1_000_000:1_000_007]
         assert not served.part_path(sha256(data)).exists()
         assert (await scrub(served))[-1].blobs_checked == 1
+        checkpoint = await put_checkpoint_from(served, tmp_path / "checkpoint")
+        assert checkpoint.header.round == 3
+        found = await inventory(served)
+        assert (found.checkpoint_count, found.partial_count) == (1, 0)
+        await served.stub().ReleaseHolder(pb.ReleaseHolderRequest(holder="jobs/j", delete_unreferenced=True))
         if "bucket" in url:
             path = tmp_path / "bucket" / "blobs" / sha256(data)[:2] / sha256(data)
             path.write_bytes(data[:-1] + b"?")

@@ -13,7 +13,6 @@ from covey_kit.channel import connect
 from covey_kit.errors import ResourceExhausted
 from covey_kit.tokens import SigningKey
 
-
 pytestmark = pytest.mark.slow
 
 

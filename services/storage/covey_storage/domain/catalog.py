@@ -8,7 +8,7 @@ from covey_kit.clock import Clock
 from covey_kit.errors import FailedPrecondition, Reason
 from covey_storage.domain.errors import blob_missing
 from covey_storage.domain.locks import KeyedLocks
-from covey_storage.domain.model import BlobRecord, BlobRef, Released, Totals
+from covey_storage.domain.model import DIGEST, BlobRecord, BlobRef, Released, Totals
 from covey_storage.domain.pages import PageTokens
 from covey_storage.domain.ports import BlobRecords, Objects, Parts, References
 
@@ -127,5 +127,5 @@ class Catalog:
         more = len(blobs) > size
         blobs = blobs[:size]
         token = self._tokens.issue(_LISTING, blobs[-1].ref.sha256) if more else ""
-        partial = len(await self._parts.ages(self._clock.now()))
-        return Inventory(await self._records.totals(), partial, blobs, token)
+        parts = [name for name in await self._parts.ages(self._clock.now()) if DIGEST.fullmatch(name)]
+        return Inventory(await self._records.totals(), len(parts), blobs, token)
