@@ -20,6 +20,8 @@ from support.eventually import eventually
 from support.mesh import alive, processes_with
 from support.wat_packages import write_package
 
+pytestmark = pytest.mark.slow
+
 NOBODY = "127.0.0.1:9"
 
 

@@ -42,7 +42,8 @@ async def test_snapshots_show_what_a_device_does(tmp_path: Path) -> None:
     """Idle first; then stage, times, counts and module of the assignment; idle again. Diagnostics may go and
     come back without disturbing the work."""
     package = await asyncio.to_thread(write_package, tmp_path / "package", "never-done")
-    key = await asyncio.to_thread(SigningKey.load_or_create, tmp_path / "mesh" / "signing-key.pem")
+    home = tmp_path / "mesh" / "coordinator"
+    key = await asyncio.to_thread(SigningKey.load_or_create, home / "signing-key.pem")
     async with diagnostics(key, 0) as first:
         address = first.address
         async with mesh(tmp_path / "mesh", told_diagnostics_address=address) as running:

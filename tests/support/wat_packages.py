@@ -217,6 +217,45 @@ VARIANTS: dict[str, Variant] = {
     "log-outside": Variant(
         {"covey_step": "(call $log (i32.const 1) (i32.const -4) (i32.const -1)) (i32.const 0)"}
     ),
+    # Experience: unit n of the sequence with seed s is the number (s & 255) + n; UPDATE trains on them.
+    "player": Variant(
+        {
+            "covey_begin": """
+              (memory.fill (i32.const 2048) (i32.const 0) (i32.const 32))
+              (global.set $phase (local.get $phase))
+              (global.set $first (i32.wrap_i64 (local.get $first)))
+              (global.set $units (local.get $units))
+              (global.set $left (local.get $units))
+              (if (i32.eq (local.get $phase) (i32.const 4)) (then
+                (global.set $phase (i32.const 1))
+                (global.set $first (i32.const 0))
+                (global.set $left (i32.mul (local.get $units) (global.get $epochs)))))
+              (if (i32.eq (local.get $phase) (i32.const 3)) (then
+                (global.set $data (call $covey_alloc (i32.shl (local.get $units) (i32.const 2))))))
+              (i32.const 0)""",
+            "covey_step": """
+              (if (i32.eq (global.get $phase) (i32.const 3)) (then
+                (if (i32.eqz (global.get $left)) (then (return (i32.const 0))))
+                (local.set $i (i32.sub (global.get $units) (global.get $left)))
+                (f32.store (i32.add (global.get $data) (i32.shl (local.get $i) (i32.const 2)))
+                  (f32.convert_i32_s (i32.add (global.get $seed)
+                    (i32.add (global.get $first) (local.get $i)))))
+                (global.set $left (i32.sub (global.get $left) (i32.const 1)))
+                (return (global.get $left))))"""
+            + BODIES["covey_step"],
+            "covey_configure": """
+              (global.set $seed
+                (i32.and (i32.wrap_i64 (i64.load offset=8 (local.get $at))) (i32.const 255)))"""
+            + BODIES["covey_configure"],
+        },
+        extra="""
+          (func (export "covey_experience") (param $span i32) (result i32)
+            (i32.store (local.get $span) (global.get $data))
+            (i32.store offset=4 (local.get $span) (i32.shl (global.get $units) (i32.const 2)))
+            (i32.const 0))
+          (func (export "covey_load_experience") (param $at i32) (param $bytes i32) (result i32)
+            (call $covey_load (local.get $at) (local.get $bytes)))""",
+    ),
     # Remembers that it ran: its second run in one instance would give other weights.
     "stateful": Variant(
         {
@@ -238,7 +277,7 @@ def wat(variant: str = "adder", *, weights: int = 8) -> str:
         f"(global $top (mut i32) (i32.const {pages * PAGE}))",
         "(global $rate (mut f32) (f32.const 0))",
     ]
-    names = ("batch", "epochs", "data", "loaded", "phase", "first", "units", "left")
+    names = ("seed", "batch", "epochs", "data", "loaded", "phase", "first", "units", "left")
     parts += [f"(global ${name} (mut i32) (i32.const 0))" for name in names]
     parts += ["(global $error (mut i32) (i32.const 960))"]
     parts += [f'(data (i32.const {at}) "{text}\\00")' for at, text in {960: "", **TEXTS}.items()]

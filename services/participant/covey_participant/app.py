@@ -106,16 +106,9 @@ class ParticipantApp:
         folder = settings.folder
         self._settings_file = SettingsFile(folder)
         self._cache = BlobCache(folder / "cache", settings.cache_bytes)
-        self.pool = WorkerPool()
+        self.pool = WorkerPool(_cores())
         """Its worker processes."""
-        self._device = Device(
-            platform=f"{platform.system()} {platform.machine()}",
-            cpus=_cores(),
-            memory_bytes=psutil.virtual_memory().total,
-            runtime=RUNTIME,
-            program_version=program_version(),
-            adapters=self.find_adapters(),
-        )
+        self._device = _describe(self.find_adapters())
         self._links = Links(settings.coordinator, partial(_connect, settings.root_cert))
         self._client = WorkClient(self._links.coordinator, identity.participant_id)
         self.control = DeviceControl(
@@ -127,7 +120,7 @@ class ParticipantApp:
         self._reporter = SnapshotReporter(self._links.diagnostics, self.snapshot, _backoff(0.5, 10.0))
         self.desk = Desk(
             files=StorageFiles(self._cache, self._links.storage),
-            runner=CpuRunner(self.pool, folder / "scratch", folder / "compiled", self._limits()),
+            runner=self._runner(),
             results=self._client,
             chooser=self.control,
             clock=self._clock,
@@ -294,11 +287,14 @@ class ParticipantApp:
     async def _save(self, settings: DeviceSettings) -> None:
         await asyncio.to_thread(self._settings_file.save, settings)
 
-    def _limits(self) -> DeviceLimits:
-        given = self._settings.memory_bytes
+    def _runner(self) -> CpuRunner:
+        given, folder = self._settings.memory_bytes, self._settings.folder
         most = given if given is not None else psutil.virtual_memory().total * 3 // 4
-        return DeviceLimits(
+        limits = DeviceLimits(
             memory_bytes=max(PAGE, min(most, MOST_PAGES * PAGE)), step_seconds=self._settings.step_seconds
+        )
+        return CpuRunner(
+            self.pool, folder / "scratch", folder / "compiled", limits, lambda: self.control.workers_allowed
         )
 
 
@@ -338,6 +334,17 @@ def _connect(root_cert: Path | None, address: str, token: Callable[[], str]) -> 
 
 def _backoff(first: float, most: float) -> Backoff:
     return Backoff(first, most, random.random)
+
+
+def _describe(adapters: tuple[Adapter, ...]) -> Device:
+    return Device(
+        platform=f"{platform.system()} {platform.machine()}",
+        cpus=_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        runtime=RUNTIME,
+        program_version=program_version(),
+        adapters=adapters,
+    )
 
 
 def _cores() -> int:

@@ -175,6 +175,7 @@ class Desk:
                 execution.units_done = report.units_done
             if report.work_rate is not None:
                 execution.work_rate = report.work_rate
+            execution.workers = report.workers
             if report.stage in (Stage.TRAINING, Stage.EVALUATING, Stage.PLAYING):
                 execution.module_loaded = True
             self._enter(execution, report.stage)

@@ -64,6 +64,7 @@ class RunnerReport:
     stage: Stage
     units_done: int | None = None
     work_rate: float | None = None
+    workers: int = 1
 
 
 class Runner(Protocol):

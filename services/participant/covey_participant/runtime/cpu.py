@@ -2,8 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import structlog
@@ -32,6 +34,8 @@ from covey_participant.runtime.supervisor import TimeLimits
 log = structlog.get_logger("covey.model")
 
 DEFAULT_STEP_SECONDS = 60.0
+
+OnReport = Callable[[RunnerReport], None]
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,18 @@ class CpuRunner:
         scratch: folder for results.
         compiled: folder for compiled modules (0700).
         limits: the device's own bounds.
+        workers: returns how many workers an assignment may use now.
     """
 
-    def __init__(self, pool: WorkerPool, scratch: Path, compiled: Path, limits: DeviceLimits) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        scratch: Path,
+        compiled: Path,
+        limits: DeviceLimits,
+        workers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._workers = workers
         self._pool = pool
         self._scratch = scratch
         self._compiled = compiled
@@ -90,9 +103,11 @@ class CpuRunner:
         assignment: Assignment,
         inputs: Inputs,
         choice: Choice,
-        on_report: Callable[[RunnerReport], None],
+        on_report: OnReport,
     ) -> Result:
-        """Does an assignment in a worker process. Cancelling it stops it within a second.
+        """Does an assignment in a worker process; the play of an experience assignment in several.
+
+        Cancelling it stops it within a second.
 
         Raises:
             WorkFailure: with the reason.
@@ -102,18 +117,50 @@ class CpuRunner:
         # A name of ours: the assignment's id is the coordinator's word and could be a path.
         output = self._scratch / f"{secrets.token_hex(8)}.delta"
         job = self._job(assignment, inputs, output)
-        package = assignment.package
+        parts: list[Job] = []
+        if job.task is Task.TRAIN and assignment.unit_range is not None:
+            parts = split_play(job, min(self._workers(), assignment.package.max_workers))
         try:
-            outcome = await self._pool.run(
-                job,
-                time_limits(package, self._limits),
-                lambda progress: on_report(_report(assignment, progress)),
-                lambda level, text: _log_line(package, level, text),
-            )
+            if len(parts) > 1:
+                job = await self._play(assignment, job, parts, on_report)
+            outcome = await self._run(assignment, job, on_report)
         except BaseException:
-            output.unlink(missing_ok=True)
+            _remove([job.output])
             raise
+        finally:
+            _remove(part.output for part in parts)
         return _result(assignment, outcome, "" if assignment.kind is Kind.EVALUATE else str(output))
+
+    async def _run(self, assignment: Assignment, job: Job, on_report: OnReport) -> Outcome:
+        package = assignment.package
+        return await self._pool.run(
+            job,
+            time_limits(package, self._limits),
+            lambda progress: on_report(_report(assignment, progress)),
+            lambda level, text: _log_line(package, level, text),
+        )
+
+    async def _play(self, assignment: Assignment, job: Job, parts: list[Job], on_report: OnReport) -> Job:
+        """Has several workers play, and returns the job that trains on all of it. One failure ends all."""
+        reports: dict[int, RunnerReport] = {}
+
+        def add_up(index: int, report: RunnerReport) -> None:
+            reports[index] = report
+            done = sum(found.units_done or 0 for found in reports.values())
+            rate = sum(found.work_rate or 0.0 for found in reports.values())
+            on_report(RunnerReport(Stage.PLAYING, done, rate or None, len(parts)))
+
+        tasks = [
+            asyncio.ensure_future(self._run(assignment, part, partial(add_up, index)))
+            for index, part in enumerate(parts)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return replace(job, records=[part.output for part in parts])
 
     async def discard(self, result: Result) -> None:
         """Removes a result's file."""
@@ -145,6 +192,28 @@ class CpuRunner:
             sequence_seed=played.sequence_seed if played else None,
             output=str(output),
         )
+
+
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
+
+
+def split_play(job: Job, workers: int) -> list[Job]:
+    """Returns the play of a job's units as jobs for so many workers: ranges that adjoin, in unit order."""
+    units = job.units or 0
+    workers = max(1, min(workers, units))
+    bounds = [units * index // workers for index in range(workers + 1)]
+    return [
+        replace(
+            job,
+            task=Task.PLAY,
+            first_unit=job.first_unit + begin,
+            units=end - begin,
+            output=f"{job.output}.{index}",
+        )
+        for index, (begin, end) in enumerate(pairwise(bounds))
+    ]
 
 
 def _report(assignment: Assignment, progress: Progress) -> RunnerReport:

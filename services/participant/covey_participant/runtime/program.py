@@ -66,15 +66,12 @@ class Program:
             if job.task is Task.INITIALIZE:
                 return self._initialize(job, instance)
             if job.task is Task.COUNT:
-                return Outcome(
-                    units=sum(self._load(instance, chunk.path, chunk.examples) for chunk in job.chunks)
-                )
+                return Outcome(units=self._load_all(job, instance))
             base = self._set_weights(job, instance)
-            if job.task is Task.PREDICT:
-                return self._predict(job, instance)
-            if job.task is Task.EVALUATE:
-                return self._evaluate(job, instance)
-            return self._train(job, instance, base)
+            if job.task is Task.TRAIN:
+                return self._train(job, instance, base)
+            others = {Task.EVALUATE: self._evaluate, Task.PLAY: self._record, Task.PREDICT: self._predict}
+            return others[job.task](job, instance)
 
     # --- tasks --------------------------------------------------------------------------------
 
@@ -116,28 +113,36 @@ class Program:
         return self._write(job, weights, base, tally.outcome(instance.memory_bytes))
 
     def _play_and_update(self, job: Job, instance: Instance, tally: "_Tally") -> None:
-        units = self._play(job, instance, tally)
-        self._work(instance, _Work(abi.Phase.UPDATE, 0, units, job.config.local_epochs), tally)
+        """Updates from what other workers played, or from the job's own units, played here."""
+        wanted = job.units or 0
+        record = b"".join(map(_read, job.records)) if job.records else self._play(job, instance, tally)
+        instance.configure(_config(job.config))
+        self._report(Progress(Step.LOAD))
+        found = instance.load(record, experience=True)
+        if found != wanted:
+            raise WorkFailure(Reason.EXAMPLE_COUNT, f"PLAY of {wanted} units recorded {found}")
+        tally.units = 0  # the same units come a second time
+        self._work(instance, _Work(abi.Phase.UPDATE, 0, wanted, job.config.local_epochs), tally)
         tally.add(instance.metrics(job.module.metrics))
 
-    def _play(self, job: Job, instance: Instance, tally: "_Tally") -> int:
-        """Plays the job's units, hands the record back to the module, and returns its units."""
-        units = job.units or 0
+    def _play(self, job: Job, instance: Instance, tally: "_Tally") -> bytes:
+        """Plays the job's units and returns the record of them."""
         if job.sequence_seed is not None:
             # A unit's play is seeded from (sequence seed, number), whoever plays it.
             instance.configure(_config(replace(job.config, seed=job.sequence_seed)))
-        self._work(instance, _Work(abi.Phase.PLAY, job.first_unit, units), tally)
-        record = instance.experience()
-        instance.configure(_config(job.config))
-        found = instance.load(record, experience=True)
-        if found != units:
-            raise WorkFailure(Reason.EXAMPLE_COUNT, f"PLAY of {units} units recorded {found}")
-        tally.units = 0  # the same units come a second time
-        return units
+        self._work(instance, _Work(abi.Phase.PLAY, job.first_unit, job.units or 0), tally)
+        return instance.experience()
+
+    def _record(self, job: Job, instance: Instance) -> Outcome:
+        tally = _Tally(job.module.metrics)
+        record = self._play(job, instance, tally)
+        _write_file(job.output, record)
+        found = tally.outcome(instance.memory_bytes)
+        return replace(found, sha256=hashlib.sha256(record).hexdigest(), size=len(record))
 
     def _evaluate(self, job: Job, instance: Instance) -> Outcome:
         tally = _Tally(job.module.metrics)
-        loaded = sum(self._load(instance, chunk.path, chunk.examples) for chunk in job.chunks)
+        loaded = self._load_all(job, instance)
         if job.chunks:
             units = loaded - job.first_unit if job.units is None else job.units
             if job.first_unit > loaded or units > loaded - job.first_unit:
@@ -147,6 +152,8 @@ class Program:
                 )
         else:
             units = job.units or 0
+            if job.sequence_seed is not None:
+                instance.configure(_config(replace(job.config, seed=job.sequence_seed)))
         self._work(instance, _Work(abi.Phase.EVALUATE, job.first_unit, units), tally)
         tally.add(instance.metrics(job.module.metrics))
         return tally.outcome(instance.memory_bytes)
@@ -214,6 +221,10 @@ class Program:
         base = np.frombuffer(mapped, np.float32, count=part.size // 4, offset=before)
         self._base = (sha256, base)
         return base
+
+    def _load_all(self, job: Job, instance: Instance) -> int:
+        """Loads chunk by chunk, each in the last one's place, and returns the units of all."""
+        return sum(self._load(instance, chunk.path, chunk.examples) for chunk in job.chunks)
 
     def _load(self, instance: Instance, path: str, expected: int | None) -> int:
         content = _read(path)

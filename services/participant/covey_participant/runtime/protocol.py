@@ -32,6 +32,7 @@ class Task(StrEnum):
     EVALUATE = "evaluate"
     CHECK = "check"
     COUNT = "count"
+    PLAY = "play"
     PREDICT = "predict"
 
 
@@ -106,7 +107,9 @@ class Job:
         weights_sha256: digest of that range; the same digest again is not mapped again.
         chunks: chunks in order (for `EVALUATE`: the held-out file).
         first_unit, units: the units of an evaluation (None: all that follow) or of an experience range.
-        output: where the delta (or the prediction) goes; made anew.
+        sequence_seed: seeds the units of experience; None: the configuration's seed does.
+        records: files of what others played, in unit order, to train on. Empty: the job plays itself.
+        output: where the delta (the record, the prediction) goes; made anew.
         input: bytes for a prediction, as a file.
         output_bytes: most bytes of a prediction.
     """
@@ -120,6 +123,7 @@ class Job:
     first_unit: int = 0
     units: int | None = None
     sequence_seed: int | None = None
+    records: list[str] = field(default_factory=list)
     output: str = ""
     input: str = ""
     output_bytes: int = 0
