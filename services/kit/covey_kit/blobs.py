@@ -45,8 +45,8 @@ __all__ = [
 OnProgress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all) as a transfer moves on."""
 
-_ATTEMPTS = 8
-"""Tries in a row that move nothing on before a transfer is given up: about 20 s."""
+_ATTEMPTS = 12
+"""Tries in a row that move nothing on before a transfer is given up: about half a minute."""
 
 _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
