@@ -172,14 +172,9 @@ async def training(folder: Path, participants: int, shape: Shape) -> AsyncIterat
         settings = job_pb2.JobSettings(target_round=ROUNDS, seed=0, validation_interval=1)
         job = (await client.jobs.create(package, dataset, settings)).job_id
         await client.participants.invite(job, all_connected=True)
-        await eventually(lambda: _all_accepted(client, job, participants), 30, "all accepted", 0.05)
+        await client.participants.accepted(job, participants)
         await client.jobs.start(job)
         yield mesh, client, job
-
-
-async def _all_accepted(client: Client, job: str, wanted: int) -> bool:
-    states = [one.invitation for one in (await client.jobs.get(job)).participants]
-    return states.count(job_pb2.INVITATION_STATE_ACCEPTED) == wanted
 
 
 async def _in_round(client: Client, job: str, number: int) -> bool:

@@ -21,47 +21,56 @@ def add_to(root: typer.Typer) -> None:
     root.command("join", epilog=example("covey join 127.0.0.1:7654 --name laptop --accept-all"))(join)
 
 
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="DIR",
+        envvar="COVEY_PARTICIPANT_FOLDER",
+        help="Where its identity and its cache lie.  [default: the user's data folder, by coordinator]",
+    ),
+]
+AcceptOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--accept-all/--ask",
+        envvar="COVEY_ACCEPT_ALL",
+        help="Accept every invitation, or wait for answers.  [default: as before, at first --ask]",
+    ),
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backend", metavar="auto|cpu|gpu", help="What to run on.  [default: as before, at first auto]"
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--max-workers", min=1, max=1024, help="Local workers of one assignment.")
+]
+MemoryOption = Annotated[
+    int | None, typer.Option("--memory-mib", min=1, help="Memory that a package may use.")
+]
+RootCertOption = Annotated[
+    Path | None,
+    typer.Option("--root-cert", metavar="FILE", envvar="COVEY_ROOT_CERT", help="PEM certificates: TLS."),
+]
+LogLevelOption = Annotated[
+    str, typer.Option("--log-level", envvar="COVEY_LOG_LEVEL", help="debug, info, warning or error.")
+]
+
+
 def join(
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The coordinator's HOST:PORT.")],
     name: Annotated[
         str, typer.Option("--name", envvar="COVEY_NAME", help="What people will call this device.")
     ] = "",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--folder",
-            metavar="DIR",
-            envvar="COVEY_PARTICIPANT_FOLDER",
-            help="Where its identity and its cache lie.  [default: the user's data folder, by coordinator]",
-        ),
-    ] = None,
-    accept_all: Annotated[
-        bool | None,
-        typer.Option(
-            "--accept-all/--ask",
-            envvar="COVEY_ACCEPT_ALL",
-            help="Accept every invitation, or wait for answers.  [default: as before, at first --ask]",
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            "--backend", metavar="auto|cpu|gpu", help="What to run on.  [default: as before, at first auto]"
-        ),
-    ] = None,
-    max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, max=1024, help="Local workers of one assignment.")
-    ] = None,
-    memory_mib: Annotated[
-        int | None, typer.Option("--memory-mib", min=1, help="Memory that a package may use.")
-    ] = None,
-    root_cert: Annotated[
-        Path | None,
-        typer.Option("--root-cert", metavar="FILE", envvar="COVEY_ROOT_CERT", help="PEM certificates: TLS."),
-    ] = None,
-    log_level: Annotated[
-        str, typer.Option("--log-level", envvar="COVEY_LOG_LEVEL", help="debug, info, warning or error.")
-    ] = "info",
+    folder: FolderOption = None,
+    accept_all: AcceptOption = None,
+    backend: BackendOption = None,
+    max_workers: WorkersOption = None,
+    memory_mib: MemoryOption = None,
+    root_cert: RootCertOption = None,
+    log_level: LogLevelOption = "info",
     as_json: JsonOption = False,
 ) -> None:
     """Take part in a mesh, until Ctrl-C.

@@ -61,11 +61,15 @@ async def invite(
         list[str] | None, typer.Argument(metavar="[PARTICIPANT]...", help="Ids of participants.")
     ] = None,
     everyone: Annotated[bool, typer.Option("--all", help="Invite everyone who is connected now.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until everyone invited has accepted.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Longest wait, in seconds.")] = 60,
 ) -> None:
     """Invite participants to a job."""
     if not who and not everyone:
         raise typer.BadParameter("name participants (see: covey participants ls), or say --all")
     after = await client.participants.invite(job, who or (), all_connected=everyone)
+    if wait:
+        after = await client.participants.accepted(job, len(after.participants), timeout=timeout)
     out.value(plain(after))
     for one in after.participants:
         out.line(f"{one.participant_id}  {one.display_name}  {invitation_word(one.invitation)}")

@@ -1,5 +1,6 @@
 """Who joined, and who is invited."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -7,8 +8,11 @@ from covey.client._connection import Connection
 from covey.v1 import coordinator_service_pb2 as pb
 from covey.v1 import coordinator_service_pb2_grpc as pb_grpc
 from covey.v1 import job_pb2
+from covey_kit.errors import DeadlineExceeded, Reason
 
 __all__ = ["Participants"]
+
+ANSWER_SECONDS, ANSWER_POLL_SECONDS = 60.0, 0.1
 
 ParticipantList: TypeAlias = list[job_pb2.Participant]
 """In the class, `list` is the method."""
@@ -47,6 +51,34 @@ class Participants:
         )
         with self._connection.calls():
             return (await self._stub.InviteParticipants(request)).job
+
+    async def accepted(self, job_id: str, at_least: int, *, timeout: float = ANSWER_SECONDS) -> job_pb2.Job:
+        """Waits until so many participants have accepted the job, and returns it.
+
+        Raises:
+            NotFound: no such job.
+            DeadlineExceeded: fewer had after `timeout` seconds; who didn't answer is named.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout
+        while True:
+            with self._connection.calls():
+                job = (await self._stub.GetJob(pb.GetJobRequest(job_id=job_id))).job
+            found = sum(one.invitation == job_pb2.INVITATION_STATE_ACCEPTED for one in job.participants)
+            if found >= at_least:
+                return job
+            if clock() >= deadline:
+                silent = [
+                    one.display_name or one.participant_id
+                    for one in job.participants
+                    if one.invitation == job_pb2.INVITATION_STATE_PENDING
+                ]
+                raise DeadlineExceeded(
+                    Reason.DEADLINE,
+                    f"{found} of {at_least} participants accepted {job_id} in {timeout:.0f} s; not answered: "
+                    f"{', '.join(silent) or 'nobody'}",
+                )
+            await asyncio.sleep(ANSWER_POLL_SECONDS)
 
     async def revoke(self, invitation_id: str) -> job_pb2.Job:
         """Takes an invitation back and returns the job.

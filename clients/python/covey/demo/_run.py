@@ -164,7 +164,7 @@ async def _train(
     settings = job_pb2.JobSettings(target_round=options.rounds, seed=options.seed, validation_interval=1)
     job = await client.jobs.create(package, dataset, settings)
     await _again(lambda: client.participants.invite(job.job_id, ids))
-    await _accepted(client, mesh, job.job_id, options.participants)
+    await _again(lambda: client.participants.accepted(job.job_id, options.participants, timeout=JOIN_SECONDS))
     await _again(lambda: client.jobs.start(job.job_id))
     view.note(
         f"job {job.job_id}: {len(dataset.manifest.chunks)} chunks, {dataset.example_count:,} "
@@ -203,23 +203,6 @@ async def _joined(client: Client, mesh: DemoMesh, wanted: int) -> list[str]:
                 Reason.DEADLINE,
                 f"{len(found)} of {wanted} participants joined in {JOIN_SECONDS:.0f} s; "
                 f"{mesh.endings() or 'all run'}",
-            )
-        await asyncio.sleep(POLL_SECONDS)
-
-
-async def _accepted(client: Client, mesh: DemoMesh, job_id: str, wanted: int) -> None:
-    """Waits until all participants have accepted."""
-    deadline = time.monotonic() + JOIN_SECONDS
-    while True:
-        job = await _again(lambda: client.jobs.get(job_id))
-        accepted = sum(one.invitation == job_pb2.INVITATION_STATE_ACCEPTED for one in job.participants)
-        if accepted >= wanted:
-            return
-        if time.monotonic() >= deadline:
-            raise DeadlineExceeded(
-                Reason.DEADLINE,
-                f"{accepted} of {wanted} participants accepted in {JOIN_SECONDS:.0f} s; "
-                f"{_waits(job) or mesh.endings() or 'all run'}",
             )
         await asyncio.sleep(POLL_SECONDS)
 
