@@ -1,1 +1,6 @@
 """What every service shares: serving, channels, errors, interceptors, logging, settings."""
+
+import os
+
+# gRPC's own log says again on stderr what its exceptions say. It reads this when it starts, whoever starts it.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

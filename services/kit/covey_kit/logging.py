@@ -1,7 +1,6 @@
 """structlog, set up once per process: one line a fact, on stderr."""
 
 import logging
-import os
 import sys
 from typing import Any
 
@@ -23,8 +22,6 @@ def configure(level: str = "info", *, json: bool = False) -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"log level: expected debug, info, warning or error, found {level!r}")
-    # gRPC's own log repeats on stderr what its exceptions say. Read when gRPC starts.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     renderer: Any
     if json:
         renderer = structlog.processors.JSONRenderer()
