@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from covey.v1 import server_service_pb2, server_service_pb2_grpc
 from covey_kit.addresses import is_loopback
 from covey_kit.interceptor import ContractInterceptor
-from covey_kit.limits import BULK_BYTES, MESSAGE_BYTES
+from covey_kit.limits import BULK_BYTES, MESSAGE_BYTES, WINDOW_BYTES
 from covey_kit.tokens import Verifier
 from covey_kit.version import CONTRACT_VERSION, program_version
 
@@ -132,6 +132,9 @@ class Host:
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.server.max_pending_requests", 10_000),
                 ("grpc.server.max_pending_requests_hard_limit", 20_000),
+                # What a stream that isn't read fast enough holds: left to itself, gRPC takes 22 MB for each.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
             ],
         )
         self.address = ""
