@@ -2,5 +2,5 @@
 
 import os
 
-# gRPC's own log says again on stderr what its exceptions say. It reads this when it starts, whoever starts it.
+# gRPC's own log says again on stderr what its exceptions say. It reads this when it starts.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
