@@ -104,18 +104,19 @@ def test_pending_work_says_why() -> None:
     """Everybody busy, failed and about to be tried again, or just being handed out."""
     mine, out = work(0), work(1)
     out.lease = Lease("q", 190.0, 0.0, 0.0)
-    busy = waits(job([mine, out], "q"), scene("q"))[0]
+    busy = waits(job([mine, out], "q"), scene("q"))[1]
     assert "1 of 1 participants are busy" in busy.message
     assert busy.until == 210.0
 
     mine.faults = [Fault("q", 1, False, FailureRecord(Reason.DEVICE, "", "q", mine.id, 0.0))]
     mine.not_before = 205.0
-    again = the(waits(job([mine], "q"), scene("q", idle="q")))
-    assert "1 attempts failed" in again.message
+    again, other = waits(job([mine, work(1)], "q"), scene("q", idle="q"))
+    assert again.message == "round 3 waits for another try of assignment 0: 1 attempts failed"
     assert again.until == 205.0
+    assert "take assignment 1: it is being handed out" in other.message
 
-    fresh = the(waits(job([work(0)]), scene(idle="pq")))
-    assert "is being handed out" in fresh.message
+    fresh = the(waits(job([work(n) for n in range(9)]), scene(idle="pq")))
+    assert "take assignments 0, 1, 2 and 6 more: it is being handed out" in fresh.message
     assert fresh.until == 201.0
 
 

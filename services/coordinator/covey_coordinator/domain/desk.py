@@ -152,9 +152,8 @@ class Desk:
             return
         now = self._world.clock.now()
         async with self._world.store.begin() as tx:
-            for handout in handouts:
-                a = handout.assignment
-                await tx.assignments.lease(a.id, a.attempt + 1, handout.participant_id, now)
+            given = [(h.assignment.id, h.assignment.attempt + 1, h.participant_id) for h in handouts]
+            await tx.assignments.lease(given, now)
         for handout in handouts:
             self._hand_out(handout, now)
         for job_id in {handout.assignment.job_id for handout in handouts}:

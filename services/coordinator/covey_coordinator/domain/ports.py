@@ -152,8 +152,8 @@ class AssignmentTable(Protocol):
     async def get(self, assignment_id: str) -> StoredAssignment | None:
         """Returns one."""
 
-    async def lease(self, assignment_id: str, attempt: int, participant_id: str, time: float) -> None:
-        """Gives one to a participant."""
+    async def lease(self, handouts: Sequence[tuple[str, int, str]], time: float) -> None:
+        """Gives assignments to participants: (assignment, attempt, participant) each."""
 
     async def free(self, assignment_ids: Sequence[str]) -> None:
         """Takes them back."""

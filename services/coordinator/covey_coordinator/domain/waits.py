@@ -3,15 +3,16 @@
 Each wait has an `until` (it ends by itself by then), or its sentence says which person's act ends it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from covey_coordinator.domain.model import (
     Assignment,
-    AssignmentKind,
     AssignmentStatus,
     InvitationState,
     JobState,
+    OpenRound,
 )
 from covey_coordinator.domain.world import JobSight
 
@@ -61,7 +62,7 @@ def waits(job: JobSight, scene: Scene) -> list[Wait]:
         case JobState.RUNNING:
             return _running(job, scene)
         case _:
-            return [w for v in job.validations.values() for w in _assignment(job, v.assignment, scene)]
+            return _validations(job, scene)
 
 
 def _start(job: JobSight) -> Wait:
@@ -87,31 +88,59 @@ def _running(job: JobSight, scene: Scene) -> list[Wait]:
             bound = opened.aggregating_since + scene.aggregate_bound
             message = f"round {opened.round} is complete and is being put together and stored"
             found.append(Wait(message, opened.aggregating_since, bound))
-        for assignment in opened.assignments:
-            found += _assignment(job, assignment, scene)
-        found += _idle(job, scene)
-    for number in sorted(job.validations):
-        found += _assignment(job, job.validations[number].assignment, scene)
+        found += _work(job, opened.assignments, f"round {opened.round}", scene)
+        found += _idle(job, opened, scene)
+    return found + _validations(job, scene)
+
+
+def _validations(job: JobSight, scene: Scene) -> list[Wait]:
+    return [
+        wait
+        for number in sorted(job.validations)
+        for wait in _work(
+            job, [job.validations[number].assignment], f"the validation of round {number}", scene
+        )
+    ]
+
+
+def _work(job: JobSight, assignments: Sequence[Assignment], what: str, scene: Scene) -> list[Wait]:
+    """Returns a wait for each assignment that is out, and one for all that nobody has.
+
+    (Two, when some of those only wait for another try.)
+    """
+    out = [a for a in assignments if a.status is AssignmentStatus.RUNNING]
+    pending = [a for a in assignments if a.status is AssignmentStatus.PENDING]
+    found = [_lease(assignment, what, scene) for assignment in out]
+    if not pending:
+        return found
+    crowd = _Crowd.of(job, scene)
+    retried = [a for a in pending if crowd.failed_on(a) and scene.retry_at(a) > scene.now]
+    if retried:
+        failures = sum(len(a.faults) for a in retried)
+        message = f"{what} waits for another try of {_names(retried)}: {failures} attempts failed"
+        until = min(scene.retry_at(a) for a in retried)
+        found.append(Wait(message, _since(retried), until, "", retried[0].id))
+    again = {a.id for a in retried}
+    fresh = [a for a in pending if a.id not in again]
+    if fresh:
+        message, until_ = _pending(job, crowd, scene)
+        message = f"{what} waits for somebody to take {_names(fresh)}: {message}"
+        found.append(Wait(message, _since(fresh), until_, "", fresh[0].id))
     return found
 
 
-def _what(assignment: Assignment) -> str:
-    if assignment.kind is AssignmentKind.EVALUATE:
-        return f"the validation of round {assignment.round}"
-    return f"round {assignment.round}"
+def _since(assignments: Sequence[Assignment]) -> float:
+    return min(a.pending_since for a in assignments)
 
 
-def _assignment(job: JobSight, assignment: Assignment, scene: Scene) -> list[Wait]:
-    match assignment.status:
-        case AssignmentStatus.DONE:
-            return []
-        case AssignmentStatus.RUNNING:
-            return [_lease(assignment, scene)]
-        case AssignmentStatus.PENDING:
-            return [_pending(job, assignment, scene)]
+def _names(assignments: Sequence[Assignment]) -> str:
+    """Names assignments by their places: "assignment 7", "assignments 3, 4, 5 and 12 more"."""
+    listed = ", ".join(str(a.index) for a in assignments[:3])
+    more = f" and {len(assignments) - 3} more" if len(assignments) > 3 else ""
+    return f"assignment{'s' if len(assignments) > 1 else ''} {listed}{more}"
 
 
-def _lease(assignment: Assignment, scene: Scene) -> Wait:
+def _lease(assignment: Assignment, what: str, scene: Scene) -> Wait:
     lease = assignment.lease
     assert lease is not None
     stage = lease.progress.stage.value.lower() if lease.progress.stage is not None else "not heard of yet"
@@ -119,8 +148,7 @@ def _lease(assignment: Assignment, scene: Scene) -> Wait:
         stage = "disconnected"
     seconds = max(scene.now - lease.start_time, 0.0)
     return Wait(
-        f"{_what(assignment)} waits for {lease.participant_id}: assignment {assignment.index}, {stage}, "
-        f"{seconds:.0f} s",
+        f"{what} waits for {lease.participant_id}: assignment {assignment.index}, {stage}, {seconds:.0f} s",
         lease.start_time,
         scene.lease_end(assignment),
         lease.participant_id,
@@ -128,49 +156,56 @@ def _lease(assignment: Assignment, scene: Scene) -> Wait:
     )
 
 
-def _pending(job: JobSight, assignment: Assignment, scene: Scene) -> Wait:
-    """Says why nobody has an assignment, and what will change that."""
-    what = f"{_what(assignment)} waits for somebody to take assignment {assignment.index}"
-    since = assignment.pending_since
-    accepted = job.accepted()
-    present = [p for p in accepted if scene.connected(p)]
-    if not accepted:
-        return Wait(
-            f"{what}: nobody accepted the job; its owner invites participants", since, None, "", assignment.id
-        )
-    if not present:
-        names = ", ".join(accepted[:5]) + (", …" if len(accepted) > 5 else "")
-        message = (
-            f"{what}: none of its participants is connected; somebody connects {names}, "
-            "or the owner invites more"
-        )
-        return Wait(message, since, None, "", assignment.id)
-    failed = {fault.participant_id for fault in assignment.faults}
-    if all(p in failed for p in present) and scene.retry_at(assignment) > scene.now:
-        return Wait(
-            f"{what}: {len(assignment.faults)} attempts failed, it is tried again soon",
-            since,
-            scene.retry_at(assignment),
-            "",
-            assignment.id,
-        )
-    busy = [p for p in present if p not in scene.idle]
-    ends = [end for a in job.assignments() if (end := scene.lease_end(a)) is not None]
-    if busy:  # a lease of another job is bounded like ours: by its timeout
+@dataclass(frozen=True)
+class _Crowd:
+    """Who takes part in a job.
+
+    Attributes:
+        accepted: those that accepted, sorted.
+        present: those of them that are connected.
+        busy: how many of those have something to do, for this job or another.
+    """
+
+    accepted: list[str]
+    present: list[str]
+    busy: int
+
+    @classmethod
+    def of(cls, job: JobSight, scene: Scene) -> Self:
+        """Looks at a job's participants."""
+        accepted = job.accepted()
+        present = [p for p in accepted if scene.connected(p)]
+        return cls(accepted, present, sum(p not in scene.idle for p in present))
+
+    def failed_on(self, assignment: Assignment) -> bool:
+        """Says whether everyone here failed on an assignment."""
+        if not assignment.faults or not self.present:
+            return False
+        failed = {fault.participant_id for fault in assignment.faults}
+        return all(p in failed for p in self.present)
+
+
+def _pending(job: JobSight, crowd: _Crowd, scene: Scene) -> tuple[str, float | None]:
+    """Says why nobody has an assignment, and until when that lasts at most."""
+    if not crowd.accepted:
+        return "nobody accepted the job; its owner invites participants", None
+    if not crowd.present:
+        names = ", ".join(crowd.accepted[:5]) + (", …" if len(crowd.accepted) > 5 else "")
+        return f"none of its participants is connected; somebody connects {names}, or invites more", None
+    if crowd.busy:
+        ends = [end for a in job.assignments() if (end := scene.lease_end(a)) is not None]
+        # What they do for another job is bounded in the same way.
         bound = min(ends, default=scene.now + job.record.settings.assignment_timeout)
-        return Wait(
-            f"{what}: {len(busy)} of {len(present)} participants are busy", since, bound, "", assignment.id
-        )
-    return Wait(f"{what}: it is being handed out", since, scene.now + 1.0, "", assignment.id)
+        return f"{crowd.busy} of {len(crowd.present)} participants are busy", bound
+    return "it is being handed out", scene.now + 1.0
 
 
-def _idle(job: JobSight, scene: Scene) -> list[Wait]:
+def _idle(job: JobSight, opened: OpenRound, scene: Scene) -> list[Wait]:
     """Says when participants stand idle because a round has fewer assignments than there are devices."""
-    opened = job.open_round
-    assert opened is not None
+    if not scene.idle or opened.round == 0:
+        return []
     out = [a for a in opened.assignments if a.status is AssignmentStatus.RUNNING]
-    pending = any(a.status is AssignmentStatus.PENDING for a in job.assignments())
-    if not scene.idle or pending or not out or opened.round == 0:
+    if not out or any(a.status is AssignmentStatus.PENDING for a in job.assignments()):
         return []
     ends = [end for a in out if (end := scene.lease_end(a)) is not None]
     since = max(a.lease.start_time for a in out if a.lease is not None)

@@ -114,11 +114,12 @@ class SqlAssignments:
         of_it = select(faults).where(faults.c.assignment_id == assignment_id).order_by(faults.c.attempt)
         return _assignment(row, [_fault(fault) for fault in await self._connection.execute(of_it)])
 
-    async def lease(self, assignment_id: str, attempt: int, participant_id: str, time: float) -> None:
-        """Gives one to a participant."""
-        await self._change(
-            assignment_id, {"attempt": attempt, "participant_id": participant_id, "lease_time": time}
-        )
+    async def lease(self, handouts: Sequence[tuple[str, int, str]], time: float) -> None:
+        """Gives assignments to participants: (assignment, attempt, participant) each."""
+        statement = update(assignments).where(assignments.c.assignment_id == bindparam("given"))
+        values = {"attempt": bindparam("number"), "participant_id": bindparam("who"), "lease_time": time}
+        rows = [{"given": given, "number": attempt, "who": who} for given, attempt, who in handouts]
+        await self._connection.execute(statement.values(values), rows)
 
     async def free(self, assignment_ids: Sequence[str]) -> None:
         """Takes them back."""
