@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wasmtime
 
 from support import digits_reference as reference
 from support.digits_reference import PIXELS, Array
-from support.packages import DIGITS, load_script, manifest, training_chunks, weight_count
+from support.packages import DIGITS, MODELS, load_script, manifest, training_chunks, weight_count
 from support.wasm_harness import EVALUATE, STREAM_EVALUATE, STREAM_TRAIN, TRAIN, ModuleError, WasmModule
 
-PACKAGES = [DIGITS]
+PACKAGES = [DIGITS, MODELS / "digits-cnn"]
 SEED, BATCH, EPOCHS, SHIFT = 11, 16, 2, 3
 FIRST, UNITS = 5, 100
 IMAGES, LABELS = 0, 1
@@ -148,17 +149,27 @@ def test_stream_ends_with_what_it_read(package: Path) -> None:
         assert module.tensor(IMAGES, "<f4").size == module.tensor(LABELS, "<u4").size == 0
 
 
-def test_stream_says_when_memory_is_short(package: Path) -> None:
-    """Tensors that don't fit the host's limit are an error in words, and nothing is begun."""
-    pages = 1
-    while True:
+def smallest(package: Path) -> WasmModule:
+    """An instance with as little memory as batches of 512 and a chunk need."""
+    too_few, enough = 0, 1024
+    found = None
+    while enough - too_few > 1:
+        pages = (too_few + enough) // 2
         try:
             module = WasmModule(package / "model.wasm", pages)
             module.configure([0.9, 0.0], batch=512)
             module.load(training_chunks(DIGITS)[0])
-            break
-        except Exception:  # noqa: BLE001 - any lack of memory: the next try has more
-            pages += 1
+        except (ModuleError, wasmtime.WasmtimeError):
+            too_few = pages
+        else:
+            enough, found = pages, module
+    assert found is not None
+    return found
+
+
+def test_stream_says_when_memory_is_short(package: Path) -> None:
+    """Tensors that don't fit the host's limit are an error in words, and nothing is begun."""
+    module = smallest(package)
     with pytest.raises(ModuleError, match="no memory for tensors of 512 images"):
         module.check("begin", STREAM_TRAIN, 0, 16)
 
