@@ -14,6 +14,7 @@ import pytest
 
 from covey.packages import load
 from covey.v1 import job_pb2
+from support.certificates import self_signed
 from support.eventually import eventually
 from support.mesh import SHAPES, Mesh, Shape, covey, processes_with, running
 from support.packages import DIGITS, ROOT
@@ -228,6 +229,38 @@ async def test_up_is_found_by_other_commands_and_forgotten_when_it_ends(
     assert "(the default)" in gone[2]
     assert processes_with(str(tmp_path)) == []
     assert mesh.coordinator.returncode == 0
+
+
+async def test_a_mesh_behind_tls_trains(tmp_path: Path, clean: Mapping[str, str]) -> None:
+    """With a certificate `up` listens on all interfaces; commands on this machine find it, devices are told
+    what to trust, and the coordinator reaches storage."""
+    certificate, key = self_signed(tmp_path)
+    mesh = Mesh(tmp_path)
+    arguments = ["-m", "covey", "up", "--folder", str(tmp_path / "state"), "--listen", "0.0.0.0:0", "--json"]
+    server = mesh.server("tls", [*arguments, "--tls-cert", str(certificate), "--tls-key", str(key)])
+    mesh.servers["coordinator"] = server
+    await server.start()
+    try:
+        mesh.address = await server.printed(r'"address": "([^"]+)"')
+        await mesh.join("p1", "--root-cert", str(certificate))
+        arguments = ["job", "create", str(DIGITS), "--data", str(DATASET), "--target-round", "1", "--json"]
+        created = await covey(*arguments, environment=clean)
+        assert created[0] == 0, created[2]
+        job = json.loads(created[1])["jobId"]
+
+        async def invited() -> bool:
+            done = await covey("invite", job, "--all", "--wait", "--json", environment=clean)
+            return done[0] == 0 and len(json.loads(done[1])["participants"]) == 1
+
+        await eventually(invited, 30, "the device has accepted", 0.2)
+        started = await covey("job", "start", job, environment=clean)
+        watched = await covey("job", "watch", job, environment=clean, timeout=90)
+    finally:
+        await mesh.close()
+
+    assert mesh.address.startswith("127.0.0.1:")
+    assert (started[0], watched[0]) == (0, 0), started[2] + watched[2]
+    assert "completed" in watched[1].splitlines()[-1]
 
 
 async def test_an_interrupted_watch_ends_with_130_and_one_line(mesh: Mesh) -> None:

@@ -102,6 +102,7 @@ async def _run(options: "DemoOptions", *, as_json: bool) -> "DemoResult":
             return await run_demo(options, view, meshes.append)
     except asyncio.CancelledError:
         if received[:1] == [signal.SIGTERM]:
+            print("terminated", file=sys.stderr)
             raise SystemExit(TERMINATED) from None
         raise KeyboardInterrupt from None
 

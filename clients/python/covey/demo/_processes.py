@@ -49,7 +49,9 @@ class Child:
         Args:
             on_line: called with each line of its standard output.
         """
-        environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        # What the user set for a mesh of their own (TLS, folders, tokens) isn't meant for this one.
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("COVEY_")}
+        environment |= {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 # -P: a folder named `covey` where the user happens to be isn't the program.

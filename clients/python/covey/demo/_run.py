@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from covey.client import Client, connect
 from covey.client._jobs import ENDED
@@ -17,7 +17,6 @@ from covey.words import mean
 from covey_kit.errors import (
     DeadlineExceeded,
     FailedPrecondition,
-    Internal,
     NotFound,
     Reason,
     Unavailable,
@@ -29,8 +28,9 @@ DEFAULT_ROUNDS = 16
 JOIN_SECONDS = 120.0
 """Longest wait for the participants to join and to accept."""
 STALL_SECONDS = 120.0
-"""Longest time without any change of the job's state."""
+"""Longest time in which nothing gets done."""
 POLL_SECONDS = 0.1
+DONE = job_pb2.ASSIGNMENT_STATUS_DONE
 
 T = TypeVar("T")
 
@@ -209,39 +209,62 @@ async def _joined(client: Client, mesh: DemoMesh, wanted: int) -> list[str]:
 
 async def _finished(client: Client, job_id: str, view: View) -> job_pb2.Job:
     """Follows the job until it has ended and its validations are done."""
-    job: job_pb2.Job | None = None
-    try:
-        async for job in _bounded(client.jobs.watch(job_id), STALL_SECONDS):
-            view.job(job)
-    except TimeoutError as error:
-        why = (_waits(job) if job is not None else "") or "its state says nothing of what it waits for"
-        raise DeadlineExceeded(
-            Reason.DEADLINE, f"{job_id}: nothing changed for {STALL_SECONDS:.0f} s; {why}"
-        ) from error
-    if job is None:
-        raise Internal(Reason.INTERNAL, f"{job_id}: the watch ended without a state")
-    deadline = time.monotonic() + STALL_SECONDS
-    while job.state not in ENDED or job.pending_validation_rounds:
-        job = await _again(lambda: client.jobs.get(job_id))
-        view.job(job)
-        if time.monotonic() >= deadline:
-            raise DeadlineExceeded(
-                Reason.DEADLINE,
-                f"{job_id}: rounds {list(job.pending_validation_rounds)} weren't validated; {_waits(job)}",
-            )
-        await asyncio.sleep(POLL_SECONDS)
-    return job
-
-
-async def _bounded(states: AsyncIterator[job_pb2.Job], seconds: float) -> AsyncIterator[job_pb2.Job]:
-    """Yields what comes, and raises TimeoutError when nothing does for `seconds`."""
+    patience = _Patience(job_id)
+    states = client.jobs.watch(job_id)
     while True:
         try:
-            async with asyncio.timeout(seconds):
-                state = await anext(states)
+            async with asyncio.timeout(patience.left):
+                job = await anext(states)
+        except TimeoutError:
+            patience.give_up()
         except StopAsyncIteration:
-            return
-        yield state
+            break
+        patience.saw(job)
+        view.job(job)
+    # The watch ends with the job; what is still to be validated is asked for.
+    while True:
+        job = await _again(lambda: client.jobs.get(job_id))
+        patience.saw(job)
+        view.job(job)
+        if job.state in ENDED and not job.pending_validation_rounds:
+            return job
+        if patience.left <= 0:
+            patience.give_up()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class _Patience:
+    """Ends the wait for a job in which nothing gets done, with what the job's state says of it."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._job: job_pb2.Job | None = None
+        self._done: tuple[object, ...] = ()
+        self._since = time.monotonic()
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is over, unless something gets done."""
+        return max(0.0, self._since + STALL_SECONDS - time.monotonic())
+
+    def saw(self, job: job_pb2.Job) -> None:
+        """Takes a new state: patience begins anew when something was done since the last one."""
+        self._job = job
+        progress = job.progress
+        finished = sum(one.status == DONE for one in job.current_round.assignments)
+        done = (
+            *(job.state, progress.rounds_done, progress.round_units_done, finished),
+            len(job.pending_validation_rounds),
+        )
+        if done != self._done:
+            self._done, self._since = done, time.monotonic()
+
+    def give_up(self) -> NoReturn:
+        """Raises DeadlineExceeded with the reason."""
+        why = (_waits(self._job) if self._job is not None else "") or "its state doesn't say why"
+        raise DeadlineExceeded(
+            Reason.DEADLINE, f"{self._job_id}: nothing got done for {STALL_SECONDS:.0f} s; {why}"
+        )
 
 
 def _waits(job: job_pb2.Job) -> str:

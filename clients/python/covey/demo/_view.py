@@ -33,6 +33,7 @@ class View:
         self._stream = stream
         self._rounds = 0
         self._validated: set[int] = set()
+        self._errors: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -46,6 +47,9 @@ class View:
 
     def job(self, job: job_pb2.Job) -> None:
         """Shows a new state of the job."""
+        if job.HasField("last_error") and job.last_error.message not in self._errors:
+            self._errors.add(job.last_error.message)
+            self.note(f"went wrong on the way: {job.last_error.message}")
         if not job.HasField("latest_round"):
             return
         latest = job.latest_round
