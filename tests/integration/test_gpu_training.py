@@ -14,7 +14,7 @@ from covey_participant.runtime.protocol import Progress, Step, Task
 from covey_participant.runtime.supervisor import TimeLimits
 from support.gpu_device import require_adapter
 from support.gpu_module import chunk, gpu_job
-from support.gpu_plans import BATCH, F32, INPUTS, minibatches, reference
+from support.gpu_plans import BATCH, F32, INPUTS, linear_plan, minibatches, reference
 
 LIMITS = TimeLimits(call=20.0, compile=60.0)
 
@@ -88,6 +88,39 @@ async def test_epochs_go_through_the_units_again(tmp_path: Path, adapter: Adapte
     assert relative(found, expected - base) < 1e-4
     assert (outcome.units, outcome.work_units) == (9 * BATCH + 3, 3 * (9 * BATCH + 3))
     assert outcome.metrics[0][0] == pytest.approx(loss, rel=1e-5)
+
+
+async def test_experience_is_played_by_the_module_and_learnt_by_the_plan(
+    tmp_path: Path, adapter: Adapter, pool: GpuPool
+) -> None:
+    """Hybrid: PLAY runs with the base weights on the CPU, UPDATE over what it recorded on the GPU."""
+    base = base_weights()
+    plan = linear_plan()
+    plan["update"], plan["train"], plan["evaluate"] = plan["train"], [], []
+    job = gpu_job(
+        tmp_path,
+        (adapter.name, adapter.api),
+        b"",
+        base,
+        variant="experience",
+        plan=plan,
+        experience=(3, 40),
+        epochs=2,
+    )
+    seen: list[Progress] = []
+
+    outcome = await pool.run(job, LIMITS, seen.append)
+
+    played = np.arange(3, 43, dtype=np.float32)
+    x = ((played[:, None] + np.arange(INPUTS, dtype=np.float32)) / 64).astype(np.float32)
+    t = (base[0] * played).astype(np.float32)
+    batches = [(x[i : i + BATCH], t[i : i + BATCH]) for i in range(0, 40, BATCH)] * 2
+    expected, loss = reference(batches, base)
+    found = np.fromfile(tmp_path / "delta.bin", "<f4")
+    assert relative(found, expected - base) < 1e-4
+    assert (outcome.units, outcome.metrics[0][1]) == (40, 80.0)
+    assert outcome.metrics[0][0] == pytest.approx(loss, rel=1e-5)
+    assert any(progress.playing for progress in seen)
 
 
 async def test_an_evaluation_changes_nothing(tmp_path: Path, adapter: Adapter, pool: GpuPool) -> None:

@@ -5,6 +5,7 @@ misbehave each in one way.
 """
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ _FUNCTIONS = {
         (i32.div_u (local.get $bytes) (i32.const {ROW}))""",
     ),
     "covey_begin": (
-        "(param $phase i32) (param $first i64) (param $units i32) (result i32)",
+        """(param $phase i32) (param $first i64) (param $units i32) (result i32)
+        (local $to i32) (local $j i32)""",
         """(if (i32.lt_u (local.get $phase) (i32.const 5)) (then (return (i32.const -5))))
         (global.set $first (i32.wrap_i64 (local.get $first)))
         (global.set $units (local.get $units))
@@ -76,6 +78,16 @@ _FUNCTIONS = {
     "covey_step": ("(result i32) (local $i i32) (local $n i32) (local $from i32)", _STEP),
     "covey_metrics": ("(result i32)", "(i32.const 2048)"),
     "covey_error": ("(result i32)", "(i32.const 1100)"),
+    "covey_experience": (
+        "(param $span i32) (result i32)",
+        f"""(i32.store (local.get $span) (global.get $data))
+        (i32.store offset=4 (local.get $span) (i32.mul (global.get $units) (i32.const {ROW})))
+        (i32.const 0)""",
+    ),
+    "covey_load_experience": (
+        "(param $at i32) (param $bytes i32) (result i32)",
+        "(call $covey_load (local.get $at) (local.get $bytes))",
+    ),
     "covey_tensor": (
         "(param $index i32) (result i32)",
         """(if (i32.gt_u (local.get $index) (i32.const 1)) (then (return (i32.const 0))))
@@ -83,8 +95,33 @@ _FUNCTIONS = {
     ),
 }
 
+# PLAY of unit n records x = (n, n + 1, …) / 64 and t = w₀ · n: a function of the weights and the unit alone.
+_PLAY = f"""
+  (if (i32.eq (local.get $phase) (i32.const 3)) (then
+    (global.set $data (call $covey_alloc (i32.mul (local.get $units) (i32.const {ROW}))))
+    (local.set $to (global.get $data))
+    (loop $unit
+      (local.set $j (i32.const 0))
+      (loop $column
+        (f32.store (i32.add (local.get $to) (i32.shl (local.get $j) (i32.const 2)))
+          (f32.div (f32.convert_i64_s (i64.add (local.get $first) (i64.extend_i32_u (local.get $j))))
+            (f32.const 64)))
+        (local.set $j (i32.add (local.get $j) (i32.const 1)))
+        (br_if $column (i32.lt_u (local.get $j) (i32.const {INPUTS}))))
+      (f32.store (i32.add (local.get $to) (i32.const {ROW - 4}))
+        (f32.mul (f32.load (i32.const 4096)) (f32.convert_i64_s (local.get $first))))
+      (local.set $to (i32.add (local.get $to) (i32.const {ROW})))
+      (local.set $first (i64.add (local.get $first) (i64.const 1)))
+      (br_if $unit (i32.lt_u (i32.sub (local.get $to) (global.get $data))
+        (i32.mul (local.get $units) (i32.const {ROW})))))
+    (global.set $units (local.get $units))
+    (global.set $left (i32.const 0))
+    (return (i32.const 0))))
+  {_FUNCTIONS["covey_begin"][1]}"""
+
 VARIANTS: dict[str, dict[str, str]] = {
     "linear": {},
+    "experience": {"covey_begin": _PLAY},
     "no-tensor": {"covey_tensor": ""},
     "null-tensor": {"covey_tensor": "(i32.const 0)"},
     "outside-tensor": {"covey_tensor": "(i32.store (i32.const 1024) (i32.const -64)) (i32.const 1024)"},
@@ -128,10 +165,11 @@ def gpu_job(
     modules: dict[str, str] | None = None,
     archive: bytes | None = None,
     epochs: int = 1,
+    experience: tuple[int, int] | None = None,
     budget_bytes: int | None = None,
     batch: int = BATCH,
 ) -> GpuJob:
-    """A job of the linear model, with its files written to `folder`."""
+    """A job of the linear model with its files in `folder`; `experience`: (first unit, units) to play."""
     module = linear_module(variant)
     packed = archive if archive is not None else archive_bytes(plan or linear_plan(), modules)
     (folder / "module.wasm").write_bytes(module)
@@ -146,6 +184,8 @@ def gpu_job(
         memory_bytes=64 << 20,
         weights=INPUTS + 1,
         metrics=1,
+        dataset=experience is None,
+        experience=experience is not None,
     )
     return GpuJob(
         task=task,
@@ -153,12 +193,15 @@ def gpu_job(
         config=config,
         weights=FileRange(str(folder / "base.bin"), 0, 4 * base.size),
         weights_sha256=hashlib.sha256(base.astype("<f4").tobytes()).hexdigest(),
-        chunks=[ChunkFile(str(folder / "chunk.bin"), len(content) // ROW)],
+        chunks=[] if experience else [ChunkFile(str(folder / "chunk.bin"), len(content) // ROW)],
+        first_unit=experience[0] if experience else 0,
+        units=experience[1] if experience else None,
+        sequence_seed=1 if experience else None,
         output=str(folder / "delta.bin"),
         gpu=GpuSpec(
             archive=str(folder / "shaders.zip"),
             archive_sha256=hashlib.sha256(packed).hexdigest(),
-            facts=linear_facts(batch, epochs=epochs),
+            facts=replace(linear_facts(batch, epochs=epochs), experience=experience is not None),
             adapter=adapter[0],
             api=adapter[1],
             budget_bytes=budget_bytes,

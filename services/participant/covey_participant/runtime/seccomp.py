@@ -10,6 +10,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Collection
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
@@ -77,13 +78,19 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
-def build_filter(machine: str) -> bytes | None:
-    """Returns the filter as classic BPF; None on a machine whose numbers aren't known here."""
+def build_filter(machine: str, allowed: Collection[str] = ()) -> bytes | None:
+    """Returns the filter as classic BPF; None on a machine whose numbers aren't known here.
+
+    Args:
+        allowed: names of `DENIED` that this worker can't do without.
+    """
     architecture = _ARCHITECTURES.get(machine)
     if architecture is None:
         return None
     column = list(_ARCHITECTURES).index(machine)
-    numbers = [pair[column] for pair in DENIED.values() if pair[column] is not None]
+    numbers = [
+        pair[column] for name, pair in DENIED.items() if pair[column] is not None and name not in allowed
+    ]
     code = [
         (_LOAD, 0, 0, _AT_ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, architecture),
@@ -99,13 +106,16 @@ def build_filter(machine: str) -> bytes | None:
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
 
 
-def deny_system_calls() -> bool:
+def deny_system_calls(allowed: Collection[str] = ()) -> bool:
     """Installs the filter; needs PR_SET_NO_NEW_PRIVS. Returns whether machine and kernel have such a thing.
+
+    Args:
+        allowed: names of `DENIED` that this worker can't do without.
 
     Raises:
         OSError: the kernel has it and refused.
     """
-    content = build_filter(platform.machine()) if sys.platform == "linux" else None
+    content = build_filter(platform.machine(), allowed) if sys.platform == "linux" else None
     if content is None:
         return False
     buffer = ctypes.create_string_buffer(content, len(content))

@@ -64,22 +64,25 @@ def _runtime_folder() -> str:
 
 async def list_adapters(seconds: float = LIST_SECONDS) -> list[Adapter]:
     """Returns the adapters of this machine, best first; empty when there are none or no driver answers."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-I",
-        "-m",
-        __name__,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=environment(),
-        start_new_session=True,
-        limit=MOST_BYTES,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",
+            "-m",
+            __name__,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=environment(),
+            start_new_session=True,
+            limit=MOST_BYTES,
+        )
+    except OSError:
+        return []
     try:
         async with asyncio.timeout(seconds):
             assert process.stdout is not None
-            output = await process.stdout.read(MOST_BYTES)
+            output = await process.stdout.read()
             await process.wait()
     except TimeoutError:
         return []

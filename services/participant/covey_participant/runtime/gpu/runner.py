@@ -6,10 +6,18 @@ from pathlib import Path
 
 from covey_kit.errors import Reason
 from covey_participant.domain.backend import MIB, Choice
-from covey_participant.domain.ports import Inputs, RunnerReport
+from covey_participant.domain.ports import Inputs
 from covey_participant.domain.values import Assignment, Backend, DeviceSettings, Kind, Result
-from covey_participant.runtime.cpu import CpuRunner, DeviceLimits, _log_line, _report, _result, time_limits
+from covey_participant.runtime.cpu import (
+    CpuRunner,
+    DeviceLimits,
+    OnReport,
+    _log_line,
+    _report,
+    time_limits,
+)
 from covey_participant.runtime.pool import WorkerPool
+from covey_participant.runtime.protocol import Job, Outcome, Task
 
 from .facts import package_facts
 from .failure import GpuFailure
@@ -21,9 +29,9 @@ class BackendRunner(CpuRunner):
     """Runs packages with wasmtime, or with wgpu where that was chosen.
 
     Args:
-        pool, scratch, compiled, limits: see `CpuRunner`.
+        pool, scratch, compiled, limits, workers: see `CpuRunner`.
         gpu: the GPU's worker.
-        settings: those in force now; their memory budget is.
+        settings: returns those in force now; their memory budget is what counts here.
     """
 
     def __init__(
@@ -32,20 +40,18 @@ class BackendRunner(CpuRunner):
         scratch: Path,
         compiled: Path,
         limits: DeviceLimits,
+        workers: Callable[[], int] = lambda: 1,
         *,
         gpu: GpuPool,
         settings: Callable[[], DeviceSettings],
     ) -> None:
-        super().__init__(pool, scratch, compiled, limits)
+        super().__init__(pool, scratch, compiled, limits, workers)
+        self._given = (pool, scratch, compiled, limits, workers)
         self._gpu = gpu
         self._settings = settings
 
     async def run(
-        self,
-        assignment: Assignment,
-        inputs: Inputs,
-        choice: Choice,
-        on_report: Callable[[RunnerReport], None],
+        self, assignment: Assignment, inputs: Inputs, choice: Choice, on_report: OnReport
     ) -> Result:
         """Does an assignment in a worker process. Cancelling it stops it within a second.
 
@@ -53,25 +59,16 @@ class BackendRunner(CpuRunner):
             GpuFailure: the GPU couldn't; the CPU may.
             WorkFailure: with the reason.
         """
-        if choice.backend is Backend.CPU_WASM or assignment.kind is Kind.INITIALIZE:
-            cpu = replace(choice, backend=Backend.CPU_WASM)
+        package, cpu = assignment.package, replace(choice, backend=Backend.CPU_WASM)
+        # Experience is evaluated by playing, and initial weights are made by the module.
+        modules_own = assignment.kind is Kind.INITIALIZE or (
+            package.experience and assignment.kind is Kind.EVALUATE
+        )
+        if choice.backend is Backend.CPU_WASM or modules_own:
             return await super().run(assignment, inputs, cpu, on_report)
-        output = self._scratch / f"{assignment.assignment_id}-{assignment.attempt}.delta"
-        job = self._job(assignment, inputs, output)
-        package = assignment.package
-        try:
-            outcome = await self._gpu.run(
-                GpuJob(**vars(job), gpu=self._spec(assignment, inputs, choice)),
-                time_limits(package, self._limits),
-                lambda progress: on_report(_report(assignment, progress)),
-                lambda level, text: _log_line(package, level, text),
-            )
-        except BaseException:
-            output.unlink(missing_ok=True)
-            raise
-        result = _result(assignment, outcome, "" if assignment.kind is Kind.EVALUATE else str(output))
-        played = package.experience and assignment.kind is Kind.EVALUATE  # which is the module's own
-        return result if played else replace(result, backend=choice.backend)
+        spec = self._spec(assignment, inputs, choice)
+        runner = _GpuRunner(*self._given, gpu=self._gpu, spec=spec)
+        return replace(await runner.run(assignment, inputs, cpu, on_report), backend=choice.backend)
 
     def _spec(self, assignment: Assignment, inputs: Inputs, choice: Choice) -> GpuSpec:
         package, adapter, budget = assignment.package, choice.adapter, self._settings().gpu_memory_budget_mib
@@ -87,4 +84,34 @@ class BackendRunner(CpuRunner):
             api=adapter.api,
             features=list(package.gpu.features),
             budget_bytes=None if budget is None else budget * MIB,
+        )
+
+
+class _GpuRunner(CpuRunner):
+    """One assignment: what trains or evaluates goes to the GPU, what plays to the CPU's workers."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        scratch: Path,
+        compiled: Path,
+        limits: DeviceLimits,
+        workers: Callable[[], int],
+        *,
+        gpu: GpuPool,
+        spec: GpuSpec,
+    ) -> None:
+        super().__init__(pool, scratch, compiled, limits, workers)
+        self._gpu = gpu
+        self._spec = spec
+
+    async def _run(self, assignment: Assignment, job: Job, on_report: OnReport) -> Outcome:
+        if job.task is Task.PLAY:
+            return await super()._run(assignment, job, on_report)
+        package = assignment.package
+        return await self._gpu.run(
+            GpuJob(**vars(job), gpu=self._spec),
+            time_limits(package, self._limits),
+            lambda progress: on_report(_report(assignment, progress)),
+            lambda level, text: _log_line(package, level, text),
         )

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from covey_participant.domain.failure import Cancelled, WorkFailure
-from covey_participant.runtime import sandbox
+from covey_participant.runtime import sandbox, seccomp
 from covey_participant.runtime.protocol import Progress
 from covey_participant.runtime.worker import Channel, ParentGone
 
@@ -22,8 +22,12 @@ from .protocol import GpuJob, encode_failure
 MOST_FILES = 256
 
 
+THREADS = ("clone", "clone3")
+"""Calls that a driver can't do without: it starts threads whenever it likes. Programs stay out of reach."""
+
+
 def harden() -> None:
-    """As `sandbox.harden`, but with threads and files enough for a driver."""
+    """As `sandbox.harden` and `seccomp`, but with threads and files enough for a driver."""
     os.umask(0o077)
     os.chdir("/")
     limits = {
@@ -36,7 +40,9 @@ def harden() -> None:
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (bound, bound))
     if sys.platform == "linux":
+        sandbox._prctl(sandbox._PR_SET_NO_NEW_PRIVS, 1)  # noqa: SLF001 - the twin of `sandbox.harden`
         Path("/proc/self/oom_score_adj").write_text(str(sandbox.OOM_SCORE))
+        seccomp.deny_system_calls(THREADS)
 
 
 def serve(channel: Channel) -> None:
