@@ -1,0 +1,19 @@
+/* duel.c: the package `duel` as Covey sees it. The game and the opponent are in environment.c, how it learns in covey_ppo.h. */
+#define COVEY_SUPPORT_IMPLEMENTATION
+#include "covey_support.h"
+
+#include "environment.h"
+
+#include "covey_ppo.h"
+
+/* An observation (6 f32) to the probabilities of its actions (3 f32). Needs no opponent. */
+int32_t covey_predict(const void *input, uint32_t length, void *output, uint32_t capacity) {
+    float observation[OBSERVATIONS];
+    if (length != STORED) {
+        return covey_fail(COVEY_BAD_ARGUMENT, "an observation has %u bytes, this one has %u", STORED, length);
+    }
+    if (!environment_observe(input, observation)) {
+        return covey_fail(COVEY_BAD_DATA, "an observation is six numbers from -2 to 2");
+    }
+    return policy_predict(&weights, observation, output, capacity);
+}
