@@ -191,3 +191,18 @@ async def test_wrong_usage_says_what_is_wrong(tmp_path: Path) -> None:
     async with daemon("nowhere", tmp_path / "device") as found:
         assert await found.ended(20.0) == 2
         assert "ADDRESS" in found.said()
+
+
+@pytest.mark.may_block
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    """Whatever the first one still waits for; no worker stays."""
+    async with mesh(tmp_path / "mesh") as running, daemon(running.address, tmp_path / "device") as found:
+        await eventually(lambda: "joined" in found.said() and bool(found.workers()), 20.0)
+        workers = found.workers()
+        os.kill(found.process.pid, signal.SIGSTOP)
+        found.process.send_signal(signal.SIGTERM)
+        found.process.send_signal(signal.SIGINT)
+        os.kill(found.process.pid, signal.SIGCONT)
+
+        assert await found.ended(1.0) == 130
+        await eventually(lambda: not [w for w in workers if alive(w)], 1.0)

@@ -1,6 +1,7 @@
 """`covey-participant`: takes part in the training of a coordinator's jobs."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -84,7 +85,7 @@ async def _run(settings: ParticipantSettings) -> None:
         signals += 1
         if signals > 1:
             participant.pool.kill_now()
-            raise SystemExit(130)
+            os._exit(130)
         participant.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):

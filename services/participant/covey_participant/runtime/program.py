@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import wasmtime
@@ -22,14 +21,13 @@ from covey_kit.errors import Reason
 from covey_participant.domain.failure import WorkFailure
 
 from . import abi
+from .delta import DeltaWriter
 from .instance import F32Array, Instance
 from .module import CompiledFolder, check_interface, compile_module, engine, interface_problems
 from .protocol import ConfigSpec, FileRange, Job, ModuleSpec, Outcome, Progress, Step, Task
 
 KEPT_MODULES = 4
 PROGRESS_SECONDS = 0.25
-BLOCK = 1 << 18
-"""Elements of a block of the delta: 1 MiB."""
 
 Report = Callable[[Progress], None]
 Log = Callable[[str, str], None]
@@ -51,6 +49,7 @@ class Program:
         self._engine = engine()
         self._modules: OrderedDict[tuple[str, ModuleSpec], wasmtime.Module] = OrderedDict()
         self._base: tuple[str, F32Array] | None = None
+        self._writer = DeltaWriter()
 
     def run(self, job: Job) -> Outcome:
         """Does a job.
@@ -264,25 +263,8 @@ class Program:
     def _write(self, job: Job, weights: F32Array, base: F32Array | None, outcome: Outcome) -> Outcome:
         """Writes new − base (or the weights themselves) block by block, checked and hashed on the way."""
         self._report(Progress(Step.HOST, outcome.units or None))
-        digest, buffer = hashlib.sha256(), np.empty(min(BLOCK, weights.size), np.float32)
-        try:
-            # A new file: truncating an old one makes some file systems write it out first.
-            Path(job.output).unlink(missing_ok=True)
-            with Path(job.output).open("xb", buffering=0) as file:
-                for start in range(0, weights.size, BLOCK):
-                    block = weights[start : start + BLOCK]
-                    delta = buffer[: block.size]
-                    with np.errstate(all="ignore"):
-                        if base is None:
-                            delta[:] = block
-                        else:
-                            np.subtract(block, base[start : start + BLOCK], out=delta)
-                    _check_finite(delta, start)
-                    digest.update(delta.data)
-                    file.write(delta.data)
-        except OSError as error:
-            raise WorkFailure(Reason.DEVICE, f"the result can't be written: {error.strerror}") from error
-        return replace(outcome, sha256=digest.hexdigest(), size=4 * weights.size)
+        sha256 = self._writer.write(Path(job.output), weights, base)
+        return replace(outcome, sha256=sha256, size=4 * weights.size)
 
 
 @dataclass(frozen=True)
@@ -339,19 +321,6 @@ def _config(spec: ConfigSpec) -> bytes:
         local_epochs=spec.local_epochs,
         hyperparameters=spec.hyperparameters,
     )
-
-
-def _check_finite(block: "np.ndarray[Any, np.dtype[np.float32]]", start: int) -> None:
-    # The dot product is the fast way; large finite values may overflow it, so its no isn't final.
-    if math.isfinite(float(np.dot(block, block))):
-        return
-    finite = np.isfinite(block)
-    if not finite.all():
-        first = int(np.argmin(finite))
-        raise WorkFailure(
-            Reason.RESULT_NOT_FINITE,
-            f"weight {start + first} changed by {block[first]}: the module's new weights aren't finite",
-        )
 
 
 def _read(path: str) -> bytes:
