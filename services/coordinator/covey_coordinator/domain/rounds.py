@@ -178,8 +178,8 @@ class RoundDriver:
                 return
             delta = result.delta
             assert delta is not None
-            # Round 0's one delta is the weights themselves, whatever units its participant counted.
-            units = 1 if opened.round == 0 else result.units
+            # Round 0's one delta is the weights themselves: there is nothing to sum.
+            units = 0 if opened.round == 0 else result.units
             try:
                 await fold.add(assignment.index, delta, units)
             except DataLoss as error:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from covey_kit.errors import FailedPrecondition, Reason
+from covey_kit.sqlite import connect_args
 from covey_storage.state.errors import world_errors
 from covey_storage.state.tables import SCHEMA_VERSION, metadata, schema_version, secrets
 
@@ -47,7 +48,9 @@ class Database:
             Unavailable: it can't be reached.
         """
         try:
-            engine = create_async_engine(url, pool_pre_ping=not str(url).startswith("sqlite"))
+            engine = create_async_engine(
+                url, pool_pre_ping=not str(url).startswith("sqlite"), connect_args=connect_args(url)
+            )
         except (ArgumentError, ModuleNotFoundError) as error:
             raise ValueError(f"the database URL can't be used: {error}") from error
         if engine.dialect.name == "sqlite":
