@@ -8,6 +8,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
+import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -212,6 +213,24 @@ async def test_a_fault_of_the_server_tells_no_secrets(address: str, key: Signing
 
     assert "shadow" not in str(caught.value)
     assert caught.value.metadata["request_id"] in str(caught.value)
+
+
+async def test_commands_of_owners_are_logged_and_reads_are_not(address: str, key: SigningKey) -> None:
+    """The audit line names method, caller and result; refused commands are in it too."""
+    with structlog.testing.capture_logs() as lines:
+        async with connect(address, key.issue("ada", Role.OWNER, 60)) as channel:
+            stub = storage_grpc.StorageServiceStub(channel)
+            header = storage.WriteBlobHeader(blob=common_pb2.BlobRef(sha256=SHA))
+            await stub.WriteBlob(_one(storage.WriteBlobRequest(header=header)))
+            await stub.StatBlob(storage.StatBlobRequest(sha256=SHA))
+            with pytest.raises(InvalidArgument), rpc_errors():
+                await stub.DeleteBlob(storage.DeleteBlobRequest(sha256="nonsense"))
+
+    audit = [(line["method"], line["who"], line["result"]) for line in lines if line["event"] == "command"]
+    assert audit == [
+        ("/covey.v1.StorageService/WriteBlob", "ada", "OK"),
+        ("/covey.v1.StorageService/DeleteBlob", "ada", "INVALID_FIELD"),
+    ]
 
 
 async def test_calls_end_at_their_deadline(address: str, key: SigningKey) -> None:

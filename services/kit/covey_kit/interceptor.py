@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from covey_kit.caller import ANONYMOUS, Caller, Role, set_caller
+from covey_kit.caller import ANONYMOUS, Caller, Role, current_caller, set_caller
 from covey_kit.deadline import set_deadline
 from covey_kit.errors import (
     CoveyError,
@@ -126,6 +126,15 @@ class _Call:
             )
         set_caller(caller)
 
+    def audit(self, result: str) -> None:
+        """Logs an owner's command: who, what and with which result; the line itself says when."""
+        if (
+            self.policy is not None
+            and self.policy.command
+            and (caller := current_caller()).role is Role.OWNER
+        ):
+            log.info("command", method=self.method, who=caller.subject, result=result)
+
     def seconds(self, context: Any) -> float | None:
         """How long this call may be worked on."""
         bound = self.policy.deadline if self.policy else None
@@ -225,8 +234,9 @@ async def _mapped(work: Callable[[], Awaitable[Any]], call: _Call, context: Any)
     request_id = new_id("req")
     with structlog.contextvars.bound_contextvars(request=request_id):
         try:
-            return await work()
+            answer = await work()
         except CoveyError as error:
+            call.audit(error.reason.value)
             log.info("call refused", method=call.method, reason=error.reason.value, message=error.message)
             await _abort(context, error)
         except TimeoutError:
@@ -244,6 +254,9 @@ async def _mapped(work: Callable[[], Awaitable[Any]], call: _Call, context: Any)
                     metadata={"request_id": request_id},
                 ),
             )
+        else:
+            call.audit("OK")
+            return answer
 
 
 def _late(call: _Call) -> DeadlineExceeded:

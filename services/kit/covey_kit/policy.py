@@ -45,6 +45,7 @@ class MethodPolicy:
         deadline: default deadline in seconds; None for streams that last.
         idle_timeout: longest silence of a bulk stream in seconds; None: unbounded.
         retry: whether a client may repeat the call by itself on UNAVAILABLE.
+        command: whether it changes something on an owner's behalf, and so belongs into the audit log.
     """
 
     method: str
@@ -52,6 +53,7 @@ class MethodPolicy:
     deadline: float | None
     idle_timeout: float | None
     retry: bool
+    command: bool
 
 
 def _read(method: descriptor.MethodDescriptor) -> MethodPolicy | None:
@@ -60,14 +62,16 @@ def _read(method: descriptor.MethodDescriptor) -> MethodPolicy | None:
         return None
     policy = options.Extensions[policy_pb2.policy]
     names = (policy_pb2.Role.Name(role).removeprefix("ROLE_") for role in policy.roles)
+    roles = frozenset(Role[name] for name in names)
     return MethodPolicy(
         method=f"/{method.containing_service.full_name}/{method.name}",
-        roles=frozenset(Role[name] for name in names),
+        roles=roles,
         deadline=policy.default_deadline.ToMilliseconds() / 1000
         if policy.HasField("default_deadline")
         else None,
         idle_timeout=policy.idle_timeout.ToMilliseconds() / 1000 if policy.HasField("idle_timeout") else None,
         retry=policy.retry == policy_pb2.RETRY_UNAVAILABLE,
+        command=options.idempotency_level != options.NO_SIDE_EFFECTS and Role.OWNER in roles,
     )
 
 

@@ -127,7 +127,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WORKER_DIED: _ErrorReason.ValueType  # 127
     """The worker process died by itself."""
     ERROR_REASON_RESULT_NOT_FINITE: _ErrorReason.ValueType  # 128
-    """The weights or metrics that the module made aren't finite."""
+    """The weights or metrics that the module made, or the weights that the aggregation made of the deltas, aren't finite."""
     ERROR_REASON_DEVICE: _ErrorReason.ValueType  # 129
     """The device can't do this work (disk full, file lost); not the package's fault."""
     ERROR_REASON_SHADER_INVALID: _ErrorReason.ValueType  # 130
@@ -246,7 +246,7 @@ ERROR_REASON_EXAMPLE_COUNT: ErrorReason.ValueType  # 126
 ERROR_REASON_WORKER_DIED: ErrorReason.ValueType  # 127
 """The worker process died by itself."""
 ERROR_REASON_RESULT_NOT_FINITE: ErrorReason.ValueType  # 128
-"""The weights or metrics that the module made aren't finite."""
+"""The weights or metrics that the module made, or the weights that the aggregation made of the deltas, aren't finite."""
 ERROR_REASON_DEVICE: ErrorReason.ValueType  # 129
 """The device can't do this work (disk full, file lost); not the package's fault."""
 ERROR_REASON_SHADER_INVALID: ErrorReason.ValueType  # 130
