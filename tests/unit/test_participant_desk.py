@@ -196,6 +196,16 @@ async def test_failures_are_reported_with_their_fault(
     assert {failed[1:2] + failed[3:] for failed in world.failed} == {(reason, package)}
 
 
+async def test_a_fault_of_our_own_gives_the_assignment_back() -> None:
+    """Whatever goes wrong in the participant, the assignment isn't kept until it is taken away."""
+    world = World()
+    world.run_error = KeyError("bug")
+    world.desk.accept(assignment())
+    await world.idle()
+
+    assert [(failed[1], failed[3]) for failed in world.failed] == [(Reason.INTERNAL, False)]
+
+
 async def test_work_that_failed_on_the_gpu_is_done_on_the_cpu() -> None:
     """The chooser hears what the GPU failed with; the CPU's result is delivered, nothing is reported."""
     world = World()

@@ -151,6 +151,10 @@ class Desk:
                 return
             log.warning("assignment failed", reason=error.reason.value, message=error.message)
             await self._fail(execution, WorkFailure(error.reason, error.message, package_fault=False))
+        except Exception:
+            log.exception("a fault of the participant itself")
+            ours = "the participant has a fault of its own; its log has the details"
+            await self._fail(execution, WorkFailure(Reason.INTERNAL, ours, package_fault=False))
         else:
             seconds = self._clock.monotonic() - execution.started
             log.info("assignment done", kind=assignment.kind.value, seconds=round(seconds, 3))

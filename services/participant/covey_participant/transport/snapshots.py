@@ -55,6 +55,8 @@ class SnapshotReporter:
                     log.debug("snapshots aren't taken; trying again", message=error.message)
                 except TimeoutError:
                     log.debug("snapshots aren't taken; trying again", message="the stream is stuck")
+                except Exception:  # work must go on, and be shown again when it can
+                    log.exception("snapshots can't be made")
             await asyncio.sleep(self._backoff.next())
 
     async def _stream(self, channel: grpc.aio.Channel) -> None:
