@@ -15,7 +15,6 @@ from covey_coordinator.state.jobs import SqlHolders, SqlJobs, SqlRequests
 from covey_coordinator.state.members import SqlInvitations, SqlParticipants
 from covey_coordinator.state.rounds import SqlRounds, SqlValidations
 from covey_kit.errors import FailedPrecondition, Reason
-from covey_kit.sqlite import connect_args
 
 __all__ = ["Database", "SqlTransaction"]
 
@@ -66,7 +65,7 @@ class Database:
         target = (
             make_url(url) if url else URL.create("sqlite+aiosqlite", database=str(folder / "coordinator.db"))
         )
-        engine = create_async_engine(target, connect_args=connect_args(target))
+        engine = create_async_engine(target)
         if target.get_backend_name() == "sqlite":
             event.listen(engine.sync_engine, "connect", _sqlite_pragmas)
         database = cls(engine)

@@ -12,8 +12,8 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from covey_kit.errors import FailedPrecondition, Reason
-from covey_kit.sqlite import connect_args
 from covey_storage.state.errors import world_errors
+from covey_storage.state.sqlite import connect_args
 from covey_storage.state.tables import SCHEMA_VERSION, metadata, schema_version, secrets
 
 __all__ = ["Database", "sqlite_url"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from covey_kit.sqlite import connect_args
+from covey_storage.state.sqlite import connect_args
 
 
 async def select(engine: AsyncEngine) -> None:
