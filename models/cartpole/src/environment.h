@@ -10,7 +10,7 @@
 
 #define OBSERVATIONS 4 /* position, its speed, angle, its speed: as f32, as Gymnasium shows them */
 #define ACTIONS 2      /* 0 pushes to the left, 1 to the right */
-#define HIDDEN 64
+#define HIDDEN 32
 #define STORED 16
 #define STEPS_MOST 500
 #define REWARD_MOST 1.0f /* each step's */
