@@ -24,7 +24,7 @@ from covey_kit.errors import (
 )
 from covey_kit.status import rpc_errors
 from covey_kit.uploads import Upload
-from support.coordinator import QUICK, Mesh, digest, mesh
+from support.coordinator import QUICK, Mesh, ShiftClock, digest, mesh
 from support.eventually import eventually
 from support.scripted_participant import (
     Outcome,
@@ -111,6 +111,17 @@ async def test_another_contract_version_is_refused(running: Mesh) -> None:
     assert caught.value.reason is Reason.CONTRACT_VERSION
     assert caught.value.metadata == {"client": "9.0", "server": "1.0"}
     await device.die()
+
+
+async def test_a_stream_ends_before_its_token_does(tmp_path: Path) -> None:
+    """A participant that stays for long is asked to join again in time, and gets a new token."""
+    clock = ShiftClock()
+    async with mesh(tmp_path, clock=clock) as running, participants(running.address, 1) as (device,):
+        clock.shift += 7 * 86400 - 300
+        await eventually(lambda: device.ended)
+        assert device.ended is not None
+        assert device.ended.reason is Reason.TOKEN_EXPIRED
+        await device.join()
 
 
 async def test_invitations_come_again_with_each_stream(running: Mesh) -> None:

@@ -1,5 +1,6 @@
 """The coordinator's decisions: pure functions of what is known, each with a reason."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covey_coordinator.domain.commands import DrainCommand, Session
 from covey_coordinator.domain.failures import MAX_ATTEMPTS, backoff, judge
 from covey_coordinator.domain.leases import Presence, Why, lease_end
 from covey_coordinator.domain.lifecycle import Command, next_state, require_deletable
@@ -27,7 +29,7 @@ from covey_coordinator.domain.model import (
 from covey_coordinator.domain.pages import PageTokens
 from covey_coordinator.domain.scheduler import JobQueue, eligible, schedule
 from covey_coordinator.domain.spec import Backend
-from covey_kit.errors import FailedPrecondition, InvalidArgument, Reason
+from covey_kit.errors import Aborted, FailedPrecondition, InvalidArgument, Reason, ResourceExhausted
 from support.coordinator_domain import settings
 
 
@@ -280,3 +282,34 @@ def test_assignment_ids_tell_their_job() -> None:
     assert validation_id("digits-2b", 3) == "digits-2b.v3"
     assert parse_assignment_id("digits-2b.r3.a7") == "digits-2b"
     assert parse_assignment_id("nonsense") == "nonsense"
+
+
+# ---- Command streams
+
+
+async def test_commands_come_in_order_and_the_end_last() -> None:
+    """What was queued before a stream was closed is still read; then comes the reason of its end."""
+    session = Session("p", expires=0.0)
+    waiting = asyncio.create_task(session.next())
+    await asyncio.sleep(0)
+    commands = [DrainCommand(str(n)) for n in range(3)]
+    for command in commands:
+        session.send(command)
+    session.close(Aborted(Reason.SESSION_REPLACED, "first"))
+    session.close(Aborted(Reason.SESSION_REPLACED, "second"))
+    session.send(DrainCommand("too late"))
+
+    assert [await waiting, await session.next(), await session.next()] == commands
+    for _ in range(2):
+        with pytest.raises(Aborted, match="first"):
+            await session.next()
+
+
+async def test_a_stream_that_is_not_read_ends() -> None:
+    """Commands that pile up don't fill the memory: the stream ends, and its participant joins again."""
+    session = Session("p", expires=0.0)
+    for n in range(2000):
+        session.send(DrainCommand(str(n)))
+
+    with pytest.raises(ResourceExhausted, match="read faster"):
+        await session.next()

@@ -31,7 +31,6 @@ class Answer:
 def invitation_command(record: JobRecord, spec: JobSpec, invitation: Invitation) -> InvitationCommand:
     """Returns what tells a participant of an invitation."""
     package = spec.package
-    files = sum(file.size for _, file in package.files())
     return InvitationCommand(
         invitation=invitation,
         job_display_name=record.display_name,
@@ -39,7 +38,7 @@ def invitation_command(record: JobRecord, spec: JobSpec, invitation: Invitation)
         package_version=package.version,
         package_description=package.description,
         module_sha256=package.module.sha256,
-        total_bytes=files + sum(chunk.size for chunk in spec.chunks),
+        total_bytes=spec.total_bytes,
     )
 
 

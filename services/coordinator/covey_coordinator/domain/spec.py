@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from covey_coordinator.domain.aggregation import Aggregation
 
@@ -236,3 +237,9 @@ class JobSpec:
     package: PackageSpec
     chunks: tuple[Chunk, ...]
     settings: Settings
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes of the package's files and of all chunks."""
+        files = sum(file.size for _, file in self.package.files())
+        return files + sum(chunk.size for chunk in self.chunks)
