@@ -93,7 +93,7 @@ async def test_a_killed_coordinator_goes_on(tmp_path: Path) -> None:
         async with staying(running, 3):
             job_id = await running.create(COUNTS, **JOB)
             await running.begin(job_id, 3)
-            for _ in range(5):
+            for _ in range(4):
                 await asyncio.sleep(0.1 + chance.random() * 0.6)
                 await running.stop_coordinator()
                 await running.start_coordinator()
