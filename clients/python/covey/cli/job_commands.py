@@ -294,7 +294,7 @@ def _line(job: "Job") -> str:
         done = sum(one.status == ASSIGNMENT_DONE for one in job.current_round.assignments)
         whole = len(job.current_round.assignments)
         parts.append(f"round {job.current_round.round}: {done} of {whole} assignments done")
-    elif job.waits and not job.HasField("current_round"):
+    elif job.waits and state_word(job.state) != "running":
         parts.append(job.waits[0].message)
     return "; ".join(part for part in parts if part)
 
