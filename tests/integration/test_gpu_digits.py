@@ -27,6 +27,7 @@ from covey_participant.domain.values import (
     HeldOut,
     Kind,
     Package,
+    Preference,
     Result,
     Weights,
 )
@@ -133,7 +134,7 @@ async def test_gpu_and_cpu_agree(
 ) -> None:
     """The same chunk, seed and order: updates within 1e-4 relative L2, metrics within 1e-4."""
     shipped = Shipped(name, tmp_path, pools)
-    choice = choose_backend(shipped.package, DeviceSettings(), (adapter,))
+    choice = choose_backend(shipped.package, DeviceSettings(Preference.GPU), (adapter,))
     assert choice.backend is Backend.GPU_WGPU
     await shipped.initialize()
 

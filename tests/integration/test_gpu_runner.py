@@ -23,6 +23,7 @@ from covey_participant.domain.values import (
     GpuNeeds,
     Kind,
     Package,
+    Preference,
     Weights,
 )
 from covey_participant.runtime.cpu import DeviceLimits
@@ -115,7 +116,7 @@ async def test_training_runs_where_it_was_chosen(
 ) -> None:
     """The result is the GPU's, and says so; the stages on the way are reported."""
     work, inputs = assignment(tmp_path, Kind.TRAIN)
-    choice = choose_backend(work.package, DeviceSettings(), (adapter,))
+    choice = choose_backend(work.package, DeviceSettings(Preference.GPU), (adapter,))
     reports: list[RunnerReport] = []
 
     result = await runner(tmp_path, pools).run(work, inputs, choice, reports.append)
@@ -133,7 +134,7 @@ async def test_evaluation_runs_where_it_was_chosen(
 ) -> None:
     """An evaluation on the GPU has metrics and no file."""
     work, inputs = assignment(tmp_path, Kind.EVALUATE)
-    choice = choose_backend(work.package, DeviceSettings(), (adapter,))
+    choice = choose_backend(work.package, DeviceSettings(Preference.GPU), (adapter,))
 
     result = await runner(tmp_path, pools).run(work, inputs, choice, lambda report: None)
 
@@ -147,7 +148,7 @@ async def test_a_budget_that_is_too_small_is_the_reason(
 ) -> None:
     """A plan over the budget in force fails with BUDGET, and leaves no file behind."""
     work, inputs = assignment(tmp_path, Kind.TRAIN)
-    choice = choose_backend(work.package, DeviceSettings(), (adapter,))
+    choice = choose_backend(work.package, DeviceSettings(Preference.GPU), (adapter,))
 
     with pytest.raises(GpuFailure) as caught:
         await runner(tmp_path, pools, 0).run(work, inputs, choice, lambda report: None)

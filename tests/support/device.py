@@ -13,14 +13,21 @@ from covey.v1 import coordinator_service_pb2 as pb
 from covey_kit.blobs import write_bytes
 from covey_kit.caller import Role
 from covey_participant.app import ParticipantApp, ParticipantSettings
+from covey_participant.domain.values import Adapter
 from support.coordinator import Mesh
 from support.wat_packages import WatPackage
+
+
+async def no_adapters() -> list[Adapter]:
+    """A machine without a GPU: looking for one takes most of a second, and few tests need one."""
+    return []
 
 
 @contextlib.asynccontextmanager
 async def device(address: str, folder: Path, **settings: Any) -> AsyncIterator[ParticipantApp]:
     """A participant that accepts everything, stopped at the end; what ended it early is raised."""
-    app = await ParticipantApp.open(ParticipantSettings(address, folder, **{"accept_all": True, **settings}))
+    given = {"accept_all": True, "find_adapters": no_adapters, **settings}
+    app = await ParticipantApp.open(ParticipantSettings(address, folder, **given))
     running = asyncio.create_task(app.run())
     try:
         yield app

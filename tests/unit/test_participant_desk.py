@@ -75,9 +75,9 @@ class World:
         on_transfer(1, 2)
         yield Inputs(Path("m"), None, ())
 
-    def choose(self, work: Assignment, device_error: str = "") -> Choice:
+    async def choose(self, work: Assignment, failure: BackendFailure | None = None) -> Choice:
         """Chooser."""
-        self.chosen.append(device_error)
+        self.chosen.append(failure.message if failure else "")
         return CHOICE
 
     async def run(

@@ -32,7 +32,7 @@ async def run(settings: ParticipantSettings, on_ready: Callable[[str, str], None
         if signals == 1:
             participant.stop()
             return
-        participant.pool.kill_now()
+        participant.kill_now()
         raise SystemExit(INTERRUPTED)
 
     loop = asyncio.get_running_loop()

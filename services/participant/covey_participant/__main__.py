@@ -84,7 +84,7 @@ async def _run(settings: ParticipantSettings) -> None:
         nonlocal signals
         signals += 1
         if signals > 1:
-            participant.pool.kill_now()
+            participant.kill_now()
             os._exit(130)
         participant.stop()
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import os
-import platform
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,21 +22,32 @@ from covey_kit.clock import SystemClock
 from covey_kit.folders import FolderLock
 from covey_kit.serve import Host, ServeOptions
 from covey_kit.tokens import SigningKey, Verifier, write_secret
-from covey_kit.version import program_version
 from covey_participant import convert
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.desk import Desk
 from covey_participant.domain.device import DeviceControl
 from covey_participant.domain.execution import Stage
-from covey_participant.domain.invitations import Invitation
-from covey_participant.domain.values import Adapter, Assignment, Device, DeviceSettings, Identity, Preference
+from covey_participant.domain.values import (
+    Adapter,
+    Config,
+    DeviceSettings,
+    Identity,
+    Package,
+    Preference,
+)
 from covey_participant.runtime.abi import MOST_PAGES, PAGE
-from covey_participant.runtime.cpu import CpuRunner, DeviceLimits
+from covey_participant.runtime.cpu import DeviceLimits
+from covey_participant.runtime.gpu.adapters import list_adapters
+from covey_participant.runtime.gpu.runner import BackendRunner
+from covey_participant.runtime.gpu.sizes import PlanSizes
+from covey_participant.runtime.gpu.supervisor import GpuPool
+from covey_participant.runtime.machine import cores, describe_machine
 from covey_participant.runtime.module import RUNTIME
 from covey_participant.runtime.pool import WorkerPool
 from covey_participant.state import identity as identities
 from covey_participant.state.cache import DEFAULT_BYTES, BlobCache
 from covey_participant.state.settings import SettingsFile
+from covey_participant.transport.commands import DeskCommands
 from covey_participant.transport.files import StorageFiles
 from covey_participant.transport.participant_servicer import ParticipantServicer
 from covey_participant.transport.session import Links, Session
@@ -68,6 +77,7 @@ class ParticipantSettings:
         memory_bytes: most linear memory of a package; None: three quarters of the device's memory.
         step_seconds: longest call into a package that the device allows.
         control: where the local control service listens; None: it isn't served.
+        find_adapters: looks for the GPUs that there are, best first; asked once, while the device joins.
     """
 
     coordinator: str
@@ -83,6 +93,7 @@ class ParticipantSettings:
     memory_bytes: int | None = None
     step_seconds: float = 3600.0
     control: ServeOptions | None = field(default_factory=ServeOptions)
+    find_adapters: Callable[[], Awaitable[Sequence[Adapter]]] = list_adapters
 
 
 class ParticipantApp:
@@ -106,9 +117,12 @@ class ParticipantApp:
         folder = settings.folder
         self._settings_file = SettingsFile(folder)
         self._cache = BlobCache(folder / "cache", settings.cache_bytes)
-        self.pool = WorkerPool(_cores())
+        self.pool = WorkerPool(cores())
         """Its worker processes."""
-        self._device = _describe(self.find_adapters())
+        self.gpu_pool = GpuPool(folder / "shaders")
+        """The process that the GPU is used in."""
+        self._gpu = _Gpu(PlanSizes(self._cache.path))
+        self._device = describe_machine()
         self._links = Links(settings.coordinator, partial(_connect, settings.root_cert))
         self._client = WorkClient(self._links.coordinator, identity.participant_id)
         self.control = DeviceControl(
@@ -116,6 +130,7 @@ class ParticipantApp:
             save=self._save,
             device=lambda: self._device,
             answers=self._client,
+            gpu=self._gpu,
         )
         self._reporter = SnapshotReporter(self._links.diagnostics, self.snapshot, _backoff(0.5, 10.0))
         self.desk = Desk(
@@ -133,7 +148,7 @@ class ParticipantApp:
             identity=identity,
             display_name=settings.display_name,
             device=lambda: self._device,
-            commands=_Commands(self.desk, self.control),
+            commands=DeskCommands(self.desk, self.control),
             backoff=_backoff(0.2, 10.0),
         )
 
@@ -151,10 +166,6 @@ class ParticipantApp:
         except BaseException:
             lock.release()
             raise
-
-    def find_adapters(self) -> tuple[Adapter, ...]:
-        """Returns the GPUs that this version's runtimes can use: it has none for them."""
-        return ()
 
     # --- running ------------------------------------------------------------------------------
 
@@ -174,6 +185,7 @@ class ParticipantApp:
         background = [
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(self._warm_up()),
+            asyncio.create_task(self._find_adapters()),
         ]
         session = asyncio.create_task(self._session.run())
         stop = asyncio.create_task(self._stop.wait())
@@ -190,6 +202,7 @@ class ParticipantApp:
 
     async def _wind_down(self, tasks: "Sequence[asyncio.Task[Any]]") -> None:
         self.pool.interrupt()
+        self.gpu_pool.interrupt()
         await self.desk.stop(GIVE_BACK_SECONDS)
         for task in tasks:
             task.cancel()
@@ -202,6 +215,22 @@ class ParticipantApp:
             await self.pool.warm_up()
         except Exception:
             log.exception("no worker process can be started yet; trying again with the first assignment")
+
+    async def _find_adapters(self) -> None:
+        """Looks for GPUs, in a process of its own; what needs to know waits for it, joining doesn't."""
+        try:
+            adapters = tuple(await self._settings.find_adapters())
+            self._device = replace(self._device, adapters=adapters)
+            names = [adapter.name for adapter in adapters]
+            log.info("looked for GPUs", found=names or "none that this program can use")
+        finally:
+            self._gpu.known.set()
+        self._show()
+
+    def kill_now(self) -> None:
+        """Sends SIGKILL to every worker without waiting."""
+        self.pool.kill_now()
+        self.gpu_pool.kill_now()
 
     async def _serve_control(self) -> str:
         options = self._settings.control
@@ -235,6 +264,7 @@ class ParticipantApp:
             return
         self._stopped = True
         await self.pool.close()
+        await self.gpu_pool.close()
         host, self._host = self._host, None
         if host is not None:
             await host.stop(grace=0)
@@ -268,7 +298,7 @@ class ParticipantApp:
     def state(self) -> participant_service_pb2.ParticipantState:
         """Returns the device as it is now."""
         control = self.control
-        return participant_service_pb2.ParticipantState(
+        state = participant_service_pb2.ParticipantState(
             participant_id=self.identity.participant_id,
             display_name=self._settings.display_name or self.identity.participant_id,
             coordinator_address=self._settings.coordinator,
@@ -279,6 +309,9 @@ class ParticipantApp:
             invitations=[convert.invitation_to_proto(found) for found in control.invitations.all()],
             device=convert.device_to_proto(self._device),
         )
+        if self.desk.last is not None:
+            state.last_run.CopyFrom(convert.execution_to_last_run(self.desk.last))
+        return state
 
     def _show(self) -> None:
         self._reporter.poke()
@@ -287,45 +320,22 @@ class ParticipantApp:
     async def _save(self, settings: DeviceSettings) -> None:
         await asyncio.to_thread(self._settings_file.save, settings)
 
-    def _runner(self) -> CpuRunner:
+    def _runner(self) -> BackendRunner:
         given, folder = self._settings.memory_bytes, self._settings.folder
         most = given if given is not None else psutil.virtual_memory().total * 3 // 4
         limits = DeviceLimits(
             memory_bytes=max(PAGE, min(most, MOST_PAGES * PAGE)), step_seconds=self._settings.step_seconds
         )
-        return CpuRunner(
-            self.pool, folder / "scratch", folder / "compiled", limits, lambda: self.control.workers_allowed
+        return BackendRunner(
+            self.pool,
+            folder / "scratch",
+            folder / "compiled",
+            limits,
+            lambda: self.control.workers_allowed,
+            gpu=self.gpu_pool,
+            settings=lambda: self.control.settings,
+            sizes=self._gpu.sizes,
         )
-
-
-class _Commands:
-    """Hands the coordinator's commands to desk and control."""
-
-    def __init__(self, desk: Desk, control: DeviceControl) -> None:
-        self._desk = desk
-        self._control = control
-
-    def joined(self, progress_interval: float) -> None:
-        self._desk.progress_interval = progress_interval
-        self._control.joined()
-
-    def left(self, reason: str) -> None:
-        self._control.left(reason)
-
-    def invited(self, invitation: Invitation) -> None:
-        self._control.invited(invitation)
-
-    def uninvited(self, invitation_id: str, reason: str) -> None:
-        self._control.uninvited(invitation_id, reason)
-
-    def assigned(self, assignment: Assignment) -> None:
-        self._desk.accept(assignment)
-
-    def cancelled(self, assignment_id: str, attempt: int, reason: str) -> None:
-        self._desk.cancel(assignment_id, attempt, reason)
-
-    def held(self) -> list[tuple[str, int]]:
-        return self._desk.held
 
 
 def _connect(root_cert: Path | None, address: str, token: Callable[[], str]) -> grpc.aio.Channel:
@@ -336,19 +346,18 @@ def _backoff(first: float, most: float) -> Backoff:
     return Backoff(first, most, random.random)
 
 
-def _describe(adapters: tuple[Adapter, ...]) -> Device:
-    return Device(
-        platform=f"{platform.system()} {platform.machine()}",
-        cpus=_cores(),
-        memory_bytes=psutil.virtual_memory().total,
-        runtime=RUNTIME,
-        program_version=program_version(),
-        adapters=adapters,
-    )
+class _Gpu:
+    """The domain's `Gpu`."""
 
+    def __init__(self, sizes: PlanSizes) -> None:
+        self.sizes = sizes
+        self.known = asyncio.Event()
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    async def found(self) -> None:
+        await self.known.wait()
+
+    async def plan_bytes(self, package: Package, config: Config) -> int | None:
+        return await self.sizes.find(package, config)
 
 
 @dataclass(frozen=True)
@@ -364,7 +373,7 @@ def _find(settings: ParticipantSettings) -> _Found:
     folder = settings.folder
     identity = identities.load_or_create(folder, settings.participant_id)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
-    for name in ("scratch", "compiled", "cache"):
+    for name in ("scratch", "compiled", "cache", "shaders"):
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     device_settings = SettingsFile(folder).start_with(
         accept_all=settings.accept_all,

@@ -95,6 +95,13 @@ def package_from_proto(message: package_pb2.ModelPackage) -> Package:
     )
 
 
+def default_config(message: package_pb2.ModelPackage) -> Config:
+    """Returns the configuration with the manifest's defaults, and seed 0."""
+    values = {parameter.name: parameter.default for parameter in message.hyperparameters}
+    batch_size, learning_rate, epochs = (values.pop(name, 1.0) for name in CONFIG_FIELDS)
+    return Config(0, max(int(batch_size), 1), learning_rate, max(int(epochs), 1), tuple(values.values()))
+
+
 def _gpu_needs(message: package_pb2.ModelPackage, backend: package_pb2.BackendSpec) -> GpuNeeds:
     return GpuNeeds(
         limits=dict(backend.requires.limits),
@@ -321,9 +328,33 @@ def execution_into_snapshot(execution: Execution, now: float, snapshot: snapshot
         snapshot.workers = execution.workers
     if execution.module_loaded:
         snapshot.module_sha256 = assignment.package.module.sha256
-    if execution.choice is not None:
-        snapshot.backend = backend_to_proto(execution.choice.backend)
-        snapshot.fallback_reason = choice_fallback(execution.choice)
+    choice = execution.choice
+    if choice is None:
+        return
+    snapshot.backend = backend_to_proto(choice.backend)
+    snapshot.fallback_reason = choice_fallback(choice)
+    if choice.adapter is not None:
+        snapshot.adapter.CopyFrom(adapter_to_proto(choice.adapter))
+    archive = assignment.package.shader_archive
+    if choice.backend is not Backend.CPU_WASM and archive is not None and execution.module_loaded:
+        snapshot.shader_archive_sha256 = archive.sha256
+
+
+def execution_to_last_run(execution: Execution) -> participant_service_pb2.LastRun:
+    """Returns what an assignment ran on that is over."""
+    assignment, choice = execution.assignment, execution.choice
+    message = participant_service_pb2.LastRun(
+        job_id=assignment.job_id,
+        assignment_id=assignment.assignment_id,
+        backend=backend_to_proto(choice.backend if choice else None),
+        fallback_reason=choice_fallback(choice),
+        message=bounded(choice.message) if choice else "",
+    )
+    if choice is not None and choice.adapter is not None:
+        message.adapter.CopyFrom(adapter_to_proto(choice.adapter))
+        archive = assignment.package.shader_archive
+        message.shader_archive_sha256 = archive.sha256 if archive else ""
+    return message
 
 
 def device_to_proto(device: Device) -> job_pb2.DeviceInfo:

@@ -72,7 +72,7 @@ class _FallbackReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fallba
     FALLBACK_REASON_UNSPECIFIED: _FallbackReason.ValueType  # 0
     """No fallback: the GPU ran, or nothing ran yet."""
     FALLBACK_REASON_PREFERENCE: _FallbackReason.ValueType  # 1
-    """The device's preference is CPU."""
+    """The device's preference is CPU; or it is AUTO, and the only GPU is a software one, slower than the module."""
     FALLBACK_REASON_NOT_DECLARED: _FallbackReason.ValueType  # 2
     """The package doesn't declare `GPU_WGPU`."""
     FALLBACK_REASON_NO_ARCHIVE: _FallbackReason.ValueType  # 3
@@ -96,7 +96,7 @@ class FallbackReason(_FallbackReason, metaclass=_FallbackReasonEnumTypeWrapper):
 FALLBACK_REASON_UNSPECIFIED: FallbackReason.ValueType  # 0
 """No fallback: the GPU ran, or nothing ran yet."""
 FALLBACK_REASON_PREFERENCE: FallbackReason.ValueType  # 1
-"""The device's preference is CPU."""
+"""The device's preference is CPU; or it is AUTO, and the only GPU is a software one, slower than the module."""
 FALLBACK_REASON_NOT_DECLARED: FallbackReason.ValueType  # 2
 """The package doesn't declare `GPU_WGPU`."""
 FALLBACK_REASON_NO_ARCHIVE: FallbackReason.ValueType  # 3

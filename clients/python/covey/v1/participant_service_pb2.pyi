@@ -120,6 +120,7 @@ class ParticipantState(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     INVITATIONS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    LAST_RUN_FIELD_NUMBER: _builtins.int
     participant_id: _builtins.str
     """Its id."""
     display_name: _builtins.str
@@ -146,6 +147,10 @@ class ParticipantState(_message.Message):
     def device(self) -> _job_pb2.DeviceInfo:
         """What it runs on."""
 
+    @_builtins.property
+    def last_run(self) -> Global___LastRun:
+        """What its last finished assignment ran on, of this run of the program. Absent before the first."""
+
     def __init__(
         self,
         *,
@@ -158,14 +163,63 @@ class ParticipantState(_message.Message):
         settings: Global___ParticipantSettings | None = ...,
         invitations: _abc.Iterable[_work_service_pb2.Invitation] | None = ...,
         device: _job_pb2.DeviceInfo | None = ...,
+        last_run: Global___LastRun | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "settings", b"settings", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "last_run", b"last_run", "settings", b"settings", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "coordinator_address", b"coordinator_address", "device", b"device", "disconnected_reason", b"disconnected_reason", "display_name", b"display_name", "invitations", b"invitations", "participant_id", b"participant_id", "settings", b"settings", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "coordinator_address", b"coordinator_address", "device", b"device", "disconnected_reason", b"disconnected_reason", "display_name", b"display_name", "invitations", b"invitations", "last_run", b"last_run", "participant_id", b"participant_id", "settings", b"settings", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ParticipantState: _TypeAlias = ParticipantState  # noqa: Y015
+
+@_typing.final
+class LastRun(_message.Message):
+    """What an assignment really ran on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    FALLBACK_REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SHADER_ARCHIVE_SHA256_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job."""
+    assignment_id: _builtins.str
+    """The assignment."""
+    backend: _common_pb2.Backend.ValueType
+    """The backend."""
+    fallback_reason: _common_pb2.FallbackReason.ValueType
+    """Why not the GPU. Unspecified when there is nothing to explain."""
+    message: _builtins.str
+    """The same in words."""
+    shader_archive_sha256: _builtins.str
+    """SHA-256 of the shader archive that ran. Empty when none did."""
+    @_builtins.property
+    def adapter(self) -> _common_pb2.GpuAdapter:
+        """The GPU that it ran on. Absent when it ran on none."""
+
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        assignment_id: _builtins.str = ...,
+        backend: _common_pb2.Backend.ValueType = ...,
+        fallback_reason: _common_pb2.FallbackReason.ValueType = ...,
+        message: _builtins.str = ...,
+        adapter: _common_pb2.GpuAdapter | None = ...,
+        shader_archive_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "assignment_id", b"assignment_id", "backend", b"backend", "fallback_reason", b"fallback_reason", "job_id", b"job_id", "message", b"message", "shader_archive_sha256", b"shader_archive_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LastRun: _TypeAlias = LastRun  # noqa: Y015
 
 @_typing.final
 class ParticipantSettings(_message.Message):

@@ -7,6 +7,9 @@ from covey_participant.domain.values import Adapter, Backend, DeviceSettings, Pa
 
 MIB = 1 << 20
 
+SOFTWARE = "CPU"
+"""`Adapter.adapter_type` of a driver that computes on the CPU; the module itself is faster there."""
+
 
 class Fallback(StrEnum):
     """The first check that failed."""
@@ -39,6 +42,7 @@ def choose_backend(
     *,
     plan_bytes: int | None = None,
     device_error: str = "",
+    failed_as: Fallback = Fallback.DEVICE_ERROR,
 ) -> Choice:
     """Returns the GPU if and only if every check passes, else the CPU with the first one that failed.
 
@@ -48,18 +52,33 @@ def choose_backend(
         adapters: GPUs that the device can use, best first.
         plan_bytes: GPU memory that the package's plan takes for this assignment; None: not known.
         device_error: what the GPU failed with while it ran this assignment; empty: it didn't.
+        failed_as: the reason that goes with `device_error`.
     """
-    found = _first_obstacle(package, settings, adapters, plan_bytes)
+    adapter = _adapter(package, settings, adapters)
+    found = _first_obstacle(package, settings, adapter, plan_bytes)
     if found is None and device_error:
-        found = Fallback.DEVICE_ERROR, f"the GPU failed: {device_error}"
+        found = failed_as, device_error
     if found is not None:
         return Choice(Backend.CPU_WASM, *found)
+    assert adapter is not None, "without one there is an obstacle"
     backend = Backend.HYBRID if package.experience else Backend.GPU_WGPU
-    return Choice(backend, None, f"runs on {adapters[0].name}", adapters[0])
+    return Choice(backend, None, f"runs on {adapter.name}", adapter)
+
+
+def _adapter(package: Package, settings: DeviceSettings, adapters: tuple[Adapter, ...]) -> Adapter | None:
+    """Returns the best adapter that has what the package requires, or the best one if none has."""
+    able = [adapter for adapter in adapters if package.gpu and _adapter_obstacle(package, adapter) is None]
+    wanted = [adapter for adapter in able if _taken(adapter, settings)]
+    return next(iter([*wanted, *adapters]), None)
+
+
+def _taken(adapter: Adapter, settings: DeviceSettings) -> bool:
+    """Whether the preference takes this kind of adapter: software only where a person asked for the GPU."""
+    return settings.preference is Preference.GPU or adapter.adapter_type != SOFTWARE
 
 
 def _first_obstacle(
-    package: Package, settings: DeviceSettings, adapters: tuple[Adapter, ...], plan_bytes: int | None
+    package: Package, settings: DeviceSettings, adapter: Adapter | None, plan_bytes: int | None
 ) -> tuple[Fallback, str] | None:
     if settings.preference is Preference.CPU:
         return Fallback.PREFERENCE, "the device's preference is CPU"
@@ -67,9 +86,13 @@ def _first_obstacle(
         return Fallback.NOT_DECLARED, f"{package.name} doesn't declare GPU_WGPU"
     if package.shader_archive is None:
         return Fallback.NO_ARCHIVE, "the job has no shader archive"
-    if not adapters:
+    if adapter is None:
         return Fallback.NO_ADAPTER, "the device has no GPU adapter that this program can use"
-    return _adapter_obstacle(package, adapters[0]) or _job_obstacle(package, settings, plan_bytes)
+    found = _adapter_obstacle(package, adapter) or _job_obstacle(package, settings, plan_bytes)
+    if found is None and not _taken(adapter, settings):
+        why = "computes on the CPU, where the module is faster: AUTO doesn't take it, the preference GPU does"
+        return Fallback.PREFERENCE, f"{adapter.name} {why}"
+    return found
 
 
 def _adapter_obstacle(package: Package, adapter: Adapter) -> tuple[Fallback, str] | None:

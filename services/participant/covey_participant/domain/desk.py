@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import structlog
 
 from covey_kit.clock import Clock
 from covey_kit.errors import CoveyError, Reason, Unavailable
-from covey_participant.domain.backend import Choice, Fallback
+from covey_participant.domain.backend import Choice
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.execution import Execution, Stage
 from covey_participant.domain.failure import BackendFailure, WorkFailure
@@ -64,6 +63,8 @@ class Desk:
         self.progress_interval = 2.0
         self.execution: Execution | None = None
         """What is being worked on now."""
+        self.last: Execution | None = None
+        """What ran to its end last: what it ran on is there to be seen when nothing runs."""
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -137,6 +138,7 @@ class Desk:
         assignment = execution.assignment
         try:
             result = await self._run(execution)
+            self.last = execution
             try:
                 self._enter(execution, Stage.UPLOADING)
                 await self._persist(execution, lambda: self._deliver(execution, result))
@@ -162,14 +164,12 @@ class Desk:
     async def _run(self, execution: Execution) -> Result:
         """Runs on the backend chosen, and once more on the CPU where that failed."""
         try:
-            return await self._run_on(execution, self._chooser.choose(execution.assignment))
+            return await self._run_on(execution, await self._chooser.choose(execution.assignment))
         except BackendFailure as failure:
             log.warning(
                 "the GPU failed: doing it on the CPU", reason=failure.reason.value, message=failure.message
             )
-            choice = self._chooser.choose(execution.assignment, failure.message)
-            if choice.fallback is Fallback.DEVICE_ERROR:
-                choice = replace(choice, fallback=failure.fallback)
+            choice = await self._chooser.choose(execution.assignment, failure)
             execution.units_done = execution.work_rate = None
             return await self._run_on(execution, choice)
 

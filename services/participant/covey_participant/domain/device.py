@@ -8,16 +8,43 @@ from typing import Any, Protocol
 import structlog
 
 from covey_kit.errors import CoveyError, InvalidArgument, Reason, Unavailable, Violation
-from covey_participant.domain.backend import Choice, choose_backend
+from covey_participant.domain.backend import Choice, Fallback, choose_backend
+from covey_participant.domain.failure import BackendFailure
 from covey_participant.domain.invitations import (
     Invitation,
     Invitations,
     InvitationState,
     accepts_by_itself,
 )
-from covey_participant.domain.values import Assignment, Device, DeviceSettings, Package
+from covey_participant.domain.values import (
+    Assignment,
+    Backend,
+    Config,
+    Device,
+    DeviceSettings,
+    Kind,
+    Package,
+    Preference,
+)
 
 log = structlog.get_logger(__name__)
+
+MOST_DEVICE_ERRORS = 3
+"""Failures of the GPU after which the rest of a job runs on the CPU here: a hang takes a step's time."""
+
+MOST_JOBS = 256
+
+
+class Gpu(Protocol):
+    """What is known of the GPU."""
+
+    async def found(self) -> None:
+        """Returns once the device knows its adapters."""
+        ...
+
+    async def plan_bytes(self, package: Package, config: Config) -> int | None:
+        """Returns the GPU memory that a package's plan takes; None: its archive isn't here yet."""
+        ...
 
 
 class Answers(Protocol):
@@ -36,6 +63,7 @@ class DeviceControl:
         save: keeps settings; awaited before they are in force.
         device: describes the device.
         answers: carries answers to invitations.
+        gpu: what is known of the GPU.
     """
 
     def __init__(
@@ -45,6 +73,7 @@ class DeviceControl:
         save: Callable[[DeviceSettings], Awaitable[None]],
         device: Callable[[], Device],
         answers: Answers,
+        gpu: Gpu,
     ) -> None:
         self.settings = settings
         self.device = device
@@ -53,6 +82,8 @@ class DeviceControl:
         self.disconnected_reason = "not connected yet"
         self._save = save
         self._answers = answers
+        self._gpu = gpu
+        self._failures: dict[str, list[str]] = {}
         self._news = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -89,13 +120,50 @@ class DeviceControl:
 
     # --- backends -----------------------------------------------------------------------------
 
-    def choose(self, assignment: Assignment, device_error: str = "") -> Choice:
-        """Picks the backend for an assignment. `device_error`: what the GPU failed with when it tried."""
-        return self.probe(assignment.package, device_error)
+    async def choose(self, assignment: Assignment, failure: BackendFailure | None = None) -> Choice:
+        """Picks the backend for an assignment. A job whose GPU work keeps failing here stays on the CPU."""
+        failures = self._failures.setdefault(assignment.job_id, [])
+        error, failed_as = "", Fallback.DEVICE_ERROR
+        if failure is not None:
+            error, failed_as = failure.message, failure.fallback
+            if failed_as is Fallback.DEVICE_ERROR:
+                failures.append(error)
+        elif len(failures) >= MOST_DEVICE_ERRORS:
+            error = (
+                f"{failures[-1]} (the GPU failed {len(failures)} times with this job: it isn't tried again)"
+            )
+        if len(self._failures) > MOST_JOBS:
+            del self._failures[next(iter(self._failures))]
+        choice = await self._choose(assignment.package, assignment.config, error, failed_as)
+        return _modules_own(assignment, choice)
 
-    def probe(self, package: Package, device_error: str = "") -> Choice:
+    async def adapters_found(self) -> None:
+        """Returns once the device knows its adapters."""
+        await self._gpu.found()
+
+    async def probe(self, package: Package, config: Config) -> Choice:
         """Says which backend a package would get here, and why not the GPU."""
-        return choose_backend(package, self.settings, self.device().adapters, device_error=device_error)
+        return await self._choose(package, config)
+
+    async def _choose(
+        self,
+        package: Package,
+        config: Config,
+        error: str = "",
+        failed_as: Fallback = Fallback.DEVICE_ERROR,
+    ) -> Choice:
+        plan_bytes = None
+        if package.gpu is not None and self.settings.preference is not Preference.CPU:
+            await self._gpu.found()
+            plan_bytes = await self._gpu.plan_bytes(package, config)
+        return choose_backend(
+            package,
+            self.settings,
+            self.device().adapters,
+            plan_bytes=plan_bytes,
+            device_error=error,
+            failed_as=failed_as,
+        )
 
     # --- connection ---------------------------------------------------------------------------
 
@@ -171,3 +239,14 @@ class DeviceControl:
             news = self._news
             yield
             await news.wait()
+
+
+def _modules_own(assignment: Assignment, choice: Choice) -> Choice:
+    """Returns the CPU for what is the module's own work on every backend: it isn't a fallback."""
+    if choice.backend is Backend.CPU_WASM:
+        return choice
+    if assignment.kind is Kind.INITIALIZE:
+        return Choice(Backend.CPU_WASM, None, "the module makes the initial weights")
+    if assignment.package.experience and assignment.kind is Kind.EVALUATE:
+        return Choice(Backend.CPU_WASM, None, "experience is evaluated by playing")
+    return choice

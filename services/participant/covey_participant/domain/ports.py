@@ -9,6 +9,7 @@ from typing import Protocol
 from covey_kit.errors import Reason
 from covey_participant.domain.backend import Choice
 from covey_participant.domain.execution import Execution, Stage
+from covey_participant.domain.failure import BackendFailure
 from covey_participant.domain.values import Assignment, Blob, Result
 
 OnTransfer = Callable[[int, int], None]
@@ -104,6 +105,6 @@ class Results(Protocol):
 class Chooser(Protocol):
     """Picks the backend for an assignment."""
 
-    def choose(self, assignment: Assignment, device_error: str = "") -> Choice:
-        """Returns the backend, with the settings in force now and what the GPU failed with before."""
+    async def choose(self, assignment: Assignment, failure: BackendFailure | None = None) -> Choice:
+        """Returns the backend under the settings in force now; after a failure of the GPU it is the CPU."""
         ...

@@ -189,11 +189,14 @@ def output_bytes(manifest: package_pb2.ModelPackage) -> int:
 
 
 def _default_config(manifest: package_pb2.ModelPackage) -> ConfigSpec:
-    values = {parameter.name: parameter.default for parameter in manifest.hyperparameters}
-    batch_size = int(values.pop("batchSize", 1))
-    learning_rate = values.pop("learningRate", 1.0)
-    local_epochs = int(values.pop("localEpochs", 1))
-    return ConfigSpec(0, max(batch_size, 1), learning_rate, max(local_epochs, 1), list(values.values()))
+    config = convert.default_config(manifest)
+    return ConfigSpec(
+        config.seed,
+        config.batch_size,
+        config.learning_rate,
+        config.local_epochs,
+        list(config.hyperparameters),
+    )
 
 
 def check_module(manifest: package_pb2.ModelPackage, module: Path) -> list[str]:

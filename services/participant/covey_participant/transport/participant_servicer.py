@@ -60,10 +60,13 @@ class ParticipantServicer(participant_service_pb2_grpc.ParticipantServiceService
         )
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:
+        await self._control.adapters_found()
         device = convert.device_to_proto(self._control.device())
         if not request.HasField("package"):
             return pb.ProbeResponse(device=device)
-        choice = self._control.probe(convert.package_from_proto(request.package))
+        choice = await self._control.probe(
+            convert.package_from_proto(request.package), convert.default_config(request.package)
+        )
         return pb.ProbeResponse(
             device=device,
             backend=convert.backend_to_proto(choice.backend),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from covey_kit.errors import Reason
-from covey_participant.domain.backend import MIB, Choice
+from covey_participant.domain.backend import MIB, Choice, Fallback
 from covey_participant.domain.ports import Inputs
 from covey_participant.domain.values import Assignment, Backend, DeviceSettings, Kind, Result
 from covey_participant.runtime.cpu import (
@@ -22,6 +22,7 @@ from covey_participant.runtime.protocol import Job, Outcome, Task
 from .facts import package_facts
 from .failure import GpuFailure
 from .protocol import GpuJob, GpuSpec
+from .sizes import PlanSizes
 from .supervisor import GpuPool
 
 
@@ -32,6 +33,8 @@ class BackendRunner(CpuRunner):
         pool, scratch, compiled, limits, workers: see `CpuRunner`.
         gpu: the GPU's worker.
         settings: returns those in force now; their memory budget is what counts here.
+        sizes: what plans take, to refuse one that is over the budget before a GPU is asked; None: the worker
+            finds out.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class BackendRunner(CpuRunner):
         *,
         gpu: GpuPool,
         settings: Callable[[], DeviceSettings],
+        sizes: PlanSizes | None = None,
     ) -> None:
         super().__init__(pool, scratch, compiled, limits, workers)
         self._given = (pool, scratch, compiled, limits, workers)
         self._gpu = gpu
         self._settings = settings
+        self._sizes = sizes
 
     async def run(
         self, assignment: Assignment, inputs: Inputs, choice: Choice, on_report: OnReport
@@ -67,8 +72,21 @@ class BackendRunner(CpuRunner):
         if choice.backend is Backend.CPU_WASM or modules_own:
             return await super().run(assignment, inputs, cpu, on_report)
         spec = self._spec(assignment, inputs, choice)
+        await self._check_budget(assignment, spec)
         runner = _GpuRunner(*self._given, gpu=self._gpu, spec=spec)
         return replace(await runner.run(assignment, inputs, cpu, on_report), backend=choice.backend)
+
+    async def _check_budget(self, assignment: Assignment, spec: GpuSpec) -> None:
+        if self._sizes is None or spec.budget_bytes is None:
+            return
+        least = await self._sizes.find(assignment.package, assignment.config)
+        if least is not None and least > spec.budget_bytes:
+            raise GpuFailure(
+                Reason.LIMIT_EXCEEDED,
+                f"the plan takes {least} bytes of GPU memory, the budget is {spec.budget_bytes}",
+                package_fault=False,
+                fallback=Fallback.BUDGET,
+            )
 
     def _spec(self, assignment: Assignment, inputs: Inputs, choice: Choice) -> GpuSpec:
         package, adapter, budget = assignment.package, choice.adapter, self._settings().gpu_memory_budget_mib
