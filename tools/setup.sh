@@ -50,7 +50,7 @@ install_lock() {
     bootstrap=$(mktemp)
     awk '/^uv==/ {on = 1} on {print} on && !/\\$/ {exit}' requirements.lock >"$bootstrap"
     if "${pip[@]}" install --quiet --require-hashes --no-deps -r "$bootstrap" &&
-        .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes --no-deps -r requirements.lock; then
+        .venv/bin/uv pip install --quiet --system-certs --python .venv/bin/python --require-hashes --no-deps -r requirements.lock; then
         rm -f "$bootstrap"
         return
     fi
