@@ -82,8 +82,8 @@ def parse_settings(value: dict[str, Any], assignments: Sequence[str] = ()) -> jo
         _complete(value, path, prefix)
     settings = job_pb2.JobSettings()
     violations += fill(settings, value, names="any", what="the settings")
-    if not violations:
-        violations += broken_rules(settings)
+    named = {violation.field for violation in violations}
+    violations += [broken for broken in broken_rules(settings) if broken.field not in named]
     if violations:
         raise _invalid(violations)
     return settings

@@ -47,7 +47,12 @@ async def create(
     out: Out,
     package: Annotated[Path, typer.Argument(metavar="PACKAGE_DIR", help="Folder with manifest.json.")],
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FILE", help="The dataset's manifest.")
+        Path | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="The dataset's manifest.  [default: data/dataset.json in the package, where there is one]",
+        ),
     ] = None,
     files: Annotated[
         Path | None,
@@ -83,7 +88,11 @@ async def create(
     wanted = _settings(settings, changes or [], epochs, target_round)
     loaded = await asyncio.to_thread(load, package)
     if data is None and loaded.manifest.work_source.inputs == "dataset":
-        raise typer.BadParameter(f"--data is needed: {loaded.manifest.name} trains on a dataset")
+        data = package / "data" / "dataset.json"
+        if not data.is_file():
+            raise typer.BadParameter(
+                f"--data is needed: {loaded.manifest.name} trains on a dataset, and there is no {data}"
+            )
     dataset = await asyncio.to_thread(load_dataset, data, loaded, files) if data is not None else None
     if validate_only:
         await _validate_only(client, out, loaded, dataset, wanted, name)

@@ -90,9 +90,16 @@ def read_manifest(folder: Path) -> tuple[package_pb2.ModelPackage, list[Violatio
     if value is None:
         return manifest, violations or [Violation("", f"{MANIFEST}: expected an object, found null")]
     violations += fill(manifest, value)
-    if violations:
+    if violations and not manifest.ByteSize():
         return manifest, violations
-    return manifest, broken_rules(manifest) + _repeated_names(manifest)
+    named = {violation.field for violation in violations}  # what couldn't be read isn't judged as well
+    return manifest, violations + [
+        broken
+        for broken in broken_rules(manifest) + _repeated_names(manifest)
+        if not any(
+            broken.field == field or broken.field.startswith((f"{field}.", f"{field}[")) for field in named
+        )
+    ]
 
 
 def _repeated_names(manifest: package_pb2.ModelPackage) -> list[Violation]:

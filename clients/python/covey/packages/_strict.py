@@ -63,7 +63,8 @@ def fill(
     """Fills `message` from a decoded JSON value; unknown keys are refused.
 
     Args:
-        message: an empty message. Left empty when anything is wrong.
+        message: an empty message. Gets what can be read, so that the rest can be judged too; nothing when a
+            value is of the wrong type.
         value: what `decode` returned.
         path: where the value lies, for the violations.
         names: `lowerCamelCase` (what files are written in) or `any` (field names as in the contract too).
@@ -73,11 +74,11 @@ def fill(
         Every violation, in the order of the text.
     """
     violations = list(_walk(message.DESCRIPTOR, value, path, any_names=names == "any", what=what))
-    if not violations:
-        try:
-            json_format.ParseDict(value, message)
-        except json_format.ParseError as error:
-            message.Clear()
+    try:
+        json_format.ParseDict(value, message, ignore_unknown_fields=True)
+    except (json_format.ParseError, AttributeError, TypeError) as error:
+        message.Clear()
+        if not violations:
             violations.append(Violation(path, _clean(error)))
     return violations
 
