@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from covey.v1.common_pb2 import MetricValue, Stage
+    from covey.v1.common_pb2 import Backend, FallbackReason, MetricValue, Stage
     from covey.v1.job_pb2 import InvitationState, JobState
 
 __all__ = [
     "ABSENT",
+    "backend_text",
     "duration",
     "invitation_word",
     "mean",
@@ -85,6 +86,24 @@ def invitation_word(state: "InvitationState.ValueType") -> str:
     from covey.v1 import job_pb2
 
     return job_pb2.InvitationState.Name(state).removeprefix("INVITATION_STATE_").lower()
+
+
+def backend_text(
+    backend: "Backend.ValueType",
+    fallback: "FallbackReason.ValueType",
+    adapter: str = "",
+    message: str = "",
+) -> str:
+    """Returns what something runs on and why not the GPU, such as `CPU_WASM (NO_ADAPTER: …)`."""
+    from covey.v1 import common_pb2
+
+    if backend == common_pb2.BACKEND_UNSPECIFIED:
+        return ABSENT
+    name = common_pb2.Backend.Name(backend)
+    if fallback != common_pb2.FALLBACK_REASON_UNSPECIFIED:
+        reason = common_pb2.FallbackReason.Name(fallback).removeprefix("FALLBACK_REASON_")
+        return f"{name} ({reason}: {message})" if message else f"{name} ({reason})"
+    return f"{name} ({adapter})" if adapter and backend != common_pb2.CPU_WASM else name
 
 
 def stage_word(stage: "Stage.ValueType") -> str:

@@ -53,7 +53,12 @@ WorkersOption = Annotated[
 ]
 GpuBudgetOption = Annotated[
     int | None,
-    typer.Option(min=1, help="GPU memory that one assignment may use. Default: as before, at first any."),
+    typer.Option(
+        "--gpu-memory",
+        "--gpu-budget-mib",
+        min=1,
+        help="GPU memory in MiB that one assignment may use. Default: as before, at first any.",
+    ),
 ]
 MemoryOption = Annotated[
     int | None, typer.Option(min=1, help="Memory that a package may use. Default: 3/4 of the device's.")

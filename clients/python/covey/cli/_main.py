@@ -19,6 +19,7 @@ from covey.cli import (
     mesh_commands,
     package_commands,
     predict_commands,
+    probe_commands,
     up_commands,
 )
 from covey.cli._errors import INTERRUPTED, report, report_usage
@@ -65,6 +66,7 @@ for module in (
     package_commands,
     checkpoint_commands,
     predict_commands,
+    probe_commands,
 ):
     module.add_to(app)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from covey.cli._command import JsonOption, example
+from covey.cli._options import check_backend
 from covey.cli._output import Out
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def demo(
     ] = 3,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds.  [default: 16]")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seeds everything random.")] = 0,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="auto|cpu|gpu", help="What the devices run on.")
+    ] = "cpu",
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -47,8 +51,9 @@ def demo(
     """Train a model on a mesh of processes here.
 
     Starts a coordinator with storage and some participants, each in a process of its own, trains a package
-    that reads handwritten digits, and takes everything down again. The same seed gives the same checkpoint,
-    to the byte, whatever the number of participants. Of a temporary folder the checkpoint alone is kept.
+    that reads handwritten digits, and takes everything down again. On the CPU the same seed gives the same
+    checkpoint, to the byte, whatever the number of participants. With --backend gpu each device uses its GPU;
+    where it can't, it goes on with the CPU and says why. Of a temporary folder the checkpoint alone is kept.
     """
     import tempfile
 
@@ -64,6 +69,7 @@ def demo(
         rounds=rounds or DEFAULT_ROUNDS,
         seed=seed,
         pid_file=pid_file,
+        backend=check_backend(backend) or "cpu",
     )
     finished = False
     try:
@@ -127,6 +133,8 @@ def _show(out: Out, result: "DemoResult") -> None:
         [
             ("package", result.package),
             ("participants", result.participants),
+            ("backend", result.backend),
+            *_gpu(result),
             ("checkpoint", result.checkpoint_path),
             ("SHA-256", result.checkpoint_sha256),
             ("weights SHA-256", result.weights_sha256),
@@ -134,3 +142,11 @@ def _show(out: Out, result: "DemoResult") -> None:
             ("held-out accuracy", number(result.accuracy)),
         ]
     )
+
+
+def _gpu(result: "DemoResult") -> list[tuple[str, str]]:
+    """Returns the rows about the GPU: which one, or why none, each where there is something to say."""
+    rows = [("GPU", result.adapter)] if result.adapter else []
+    if result.fallback_reason:
+        rows.append(("why not the GPU", f"{result.fallback_reason}: {result.fallback_message}"))
+    return rows

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from covey.cli._command import JsonOption, example, group, run_async
+from covey.cli._options import BackendOption, GpuMemoryOption, WorkersOption, check_backend
 from covey.cli._output import Out, plain
-from covey.words import invitation_word, size, stage_word
+from covey.words import backend_text, invitation_word, size, stage_word
 
 if TYPE_CHECKING:
     from covey.client import Device
@@ -67,6 +68,8 @@ def _show(out: Out, state: "ParticipantState") -> None:
     from covey.v1.common_pb2 import BackendPreference
 
     device, settings = state.device, state.settings
+    snapshot, last = state.snapshot, state.last_run
+    budgeted = settings.HasField("gpu_memory_budget_mib")
     preference = BackendPreference.Name(settings.backend_preference).removeprefix("BACKEND_PREFERENCE_")
     out.facts(
         [
@@ -79,7 +82,17 @@ def _show(out: Out, state: "ParticipantState") -> None:
             ("cores", device.cpu_cores if device.HasField("cpu_cores") else None),
             ("memory", size(device.memory_bytes) if device.HasField("memory_bytes") else None),
             ("GPU", ", ".join(adapter.name for adapter in device.adapters)),
-            ("backend", preference.lower()),
+            ("preference", preference.lower()),
+            ("GPU memory", f"{settings.gpu_memory_budget_mib} MiB" if budgeted else "any"),
+            (
+                "workers",
+                settings.max_local_workers if settings.HasField("max_local_workers") else "all cores",
+            ),
+            ("runs now on", backend_text(snapshot.backend, snapshot.fallback_reason, snapshot.adapter.name)),
+            (
+                "ran last on",
+                backend_text(last.backend, last.fallback_reason, last.adapter.name, last.message),
+            ),
             ("accepts", "every invitation" if settings.accept_all else "what is accepted here"),
         ]
     )
@@ -121,15 +134,9 @@ def _answer(invitation: str, folder: Path | None, out: Out, *, accepted: bool) -
 @app.command("set", epilog=example("covey device set --backend cpu --max-workers 2"))
 def change(
     folder: FolderOption = None,
-    backend: Annotated[
-        str | None, typer.Option("--backend", metavar="auto|cpu|gpu", help="What to run on.")
-    ] = None,
-    max_workers: Annotated[
-        int | None, typer.Option("--max-workers", min=1, help="Local workers of one assignment.")
-    ] = None,
-    gpu_budget_mib: Annotated[
-        int | None, typer.Option("--gpu-budget-mib", min=1, help="GPU memory of one assignment.")
-    ] = None,
+    backend: BackendOption = None,
+    max_workers: WorkersOption = None,
+    gpu_memory: GpuMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set what the device may use.
@@ -139,19 +146,17 @@ def change(
     from covey.v1.common_pb2 import BackendPreference
 
     out = Out(as_json=as_json)
-    wanted = f"BACKEND_PREFERENCE_{(backend or '').upper()}"
-    if backend is not None and wanted not in BackendPreference.keys():  # noqa: SIM118 - not a dict
-        raise typer.BadParameter(f"expected auto, cpu or gpu, found {backend!r}", param_hint="--backend")
-    if backend is None and max_workers is None and gpu_budget_mib is None:
-        raise typer.BadParameter("say what to set: --backend, --max-workers or --gpu-budget-mib")
+    chosen = check_backend(backend)
+    if chosen is None and max_workers is None and gpu_memory is None:
+        raise typer.BadParameter("say what to set: --backend, --max-workers or --gpu-memory")
 
     async def body(device: "Device") -> None:
-        if backend is not None:
-            await device.set_backend(BackendPreference.Value(wanted))
+        if chosen is not None:
+            await device.set_backend(BackendPreference.Value(f"BACKEND_PREFERENCE_{chosen.upper()}"))
         if max_workers is not None:
             await device.set_max_workers(max_workers)
-        if gpu_budget_mib is not None:
-            await device.set_gpu_budget(gpu_budget_mib)
+        if gpu_memory is not None:
+            await device.set_gpu_budget(gpu_memory)
         state = await device.state()
         out.value(plain(state.settings))
         _show(out, state)

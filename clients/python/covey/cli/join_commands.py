@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from covey.cli._command import JsonOption, checked_address, example
+from covey.cli._options import BackendOption, GpuMemoryOption, WorkersOption, preference_of
 from covey.cli._output import Out
 
 if TYPE_CHECKING:
@@ -38,15 +39,6 @@ AcceptOption = Annotated[
         help="Accept every invitation, or wait for answers.  [default: as before, at first --ask]",
     ),
 ]
-BackendOption = Annotated[
-    str | None,
-    typer.Option(
-        "--backend", metavar="auto|cpu|gpu", help="What to run on.  [default: as before, at first auto]"
-    ),
-]
-WorkersOption = Annotated[
-    int | None, typer.Option("--max-workers", min=1, max=1024, help="Local workers of one assignment.")
-]
 MemoryOption = Annotated[
     int | None, typer.Option("--memory-mib", min=1, help="Memory that a package may use.")
 ]
@@ -68,6 +60,7 @@ def join(
     accept_all: AcceptOption = None,
     backend: BackendOption = None,
     max_workers: WorkersOption = None,
+    gpu_memory: GpuMemoryOption = None,
     memory_mib: MemoryOption = None,
     root_cert: RootCertOption = None,
     log_level: LogLevelOption = "info",
@@ -80,19 +73,17 @@ def join(
     """
     from covey.context import device_folder
     from covey_participant.app import ParticipantSettings
-    from covey_participant.domain.values import Preference
 
     checked_address(address, "ADDRESS")
-    if backend is not None and backend.upper() not in Preference.__members__:
-        raise typer.BadParameter(f"expected auto, cpu or gpu, found {backend!r}", param_hint="--backend")
     settings = ParticipantSettings(
         coordinator=address,
         folder=(folder or device_folder(address)).absolute(),
         display_name=name,
         root_cert=root_cert,
         accept_all=accept_all,
-        preference=Preference[backend.upper()] if backend is not None else None,
+        preference=preference_of(backend),
         max_local_workers=max_workers,
+        gpu_memory_budget_mib=gpu_memory,
         memory_bytes=memory_mib * MIB if memory_mib is not None else None,
     )
     _run(settings, Out(as_json=as_json), log_level)

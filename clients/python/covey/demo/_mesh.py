@@ -29,6 +29,7 @@ class DemoMesh:
         participants: how many devices.
         on_note: called with a sentence when something happens to a process.
         pid_file: kept up to date with the ids of the processes, as JSON.
+        backend: what the devices would rather run on: `auto`, `cpu` or `gpu`.
 
     Attributes:
         address: of the coordinator, once `start` returned.
@@ -36,12 +37,18 @@ class DemoMesh:
     """
 
     def __init__(
-        self, folder: Path, participants: int, on_note: Callable[[str], None], pid_file: Path | None = None
+        self,
+        folder: Path,
+        participants: int,
+        on_note: Callable[[str], None],
+        pid_file: Path | None = None,
+        backend: str = "cpu",
     ) -> None:
         self._folder = folder
         self._count = participants
         self._note = on_note
         self._pid_file = pid_file
+        self._backend = backend
         self._children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -99,7 +106,21 @@ class DemoMesh:
 
     def _join_arguments(self, name: str) -> list[str]:
         folder = str(self._folder / name)
-        return ["join", self.address, "--name", name, "--folder", folder, "--accept-all"]
+        return [
+            "join",
+            self.address,
+            "--name",
+            name,
+            "--folder",
+            folder,
+            "--accept-all",
+            "--backend",
+            self._backend,
+        ]
+
+    def participant_folders(self) -> list[Path]:
+        """Returns the devices' state folders."""
+        return [self._folder / child.name for child in self.participants]
 
     async def _start_coordinator(self, child: Child) -> dict[str, Any]:
         """Starts `covey up` and returns what it says of itself once it answers."""

@@ -9,10 +9,11 @@ from typing import Any, NoReturn, TypeVar
 
 from covey.client import Client, connect
 from covey.client._jobs import ENDED
+from covey.demo._backends import last_runs, used
 from covey.demo._mesh import DemoMesh
 from covey.demo._view import View
 from covey.packages import Dataset, Package, load, load_dataset
-from covey.v1 import job_pb2
+from covey.v1 import checkpoint_pb2, job_pb2
 from covey.words import mean
 from covey_kit.errors import (
     DeadlineExceeded,
@@ -46,6 +47,7 @@ class DemoOptions:
         rounds: the final round.
         seed: seeds everything random.
         pid_file: see `DemoMesh`.
+        backend: what the devices would rather run on: `auto`, `cpu` or `gpu`.
     """
 
     folder: Path
@@ -54,6 +56,7 @@ class DemoOptions:
     rounds: int = DEFAULT_ROUNDS
     seed: int = 0
     pid_file: Path | None = None
+    backend: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,10 @@ class DemoResult:
         participants: devices that took part.
         rounds: rounds done.
         accuracy: held-out accuracy of the last round.
+        backend: what trained the last round; several are joined with `+`.
+        adapter: the GPU's name; None: none was used.
+        fallback_reason: why not the GPU; None: nothing to explain.
+        fallback_message: the same in words.
         checkpoint_sha256: SHA-256 of the exported file.
         weights_sha256: SHA-256 of the weights in it.
         checkpoint_path: where it lies.
@@ -79,6 +86,10 @@ class DemoResult:
     participants: int
     rounds: int
     accuracy: float | None
+    backend: str
+    adapter: str | None
+    fallback_reason: str | None
+    fallback_message: str | None
     checkpoint_sha256: str
     weights_sha256: str
     checkpoint_path: str
@@ -122,7 +133,7 @@ async def run_demo(options: DemoOptions, view: View, on_mesh: Callable[[DemoMesh
     folder = demo_model()
     package = await asyncio.to_thread(load, folder)
     dataset = await asyncio.to_thread(load_dataset, folder / "data" / "dataset.json", package)
-    mesh = DemoMesh(options.folder, options.participants, view.note, options.pid_file)
+    mesh = DemoMesh(options.folder, options.participants, view.note, options.pid_file, options.backend)
     on_mesh(mesh)
     async with mesh:
         view.note(
@@ -136,7 +147,8 @@ async def run_demo(options: DemoOptions, view: View, on_mesh: Callable[[DemoMesh
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     mesh.failure.result()
-                job, history, sha256, weights = await work
+                job, history, record = await work
+                what = used(record.header.backends, await last_runs(mesh.participant_folders()))
             finally:
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
@@ -148,8 +160,12 @@ async def run_demo(options: DemoOptions, view: View, on_mesh: Callable[[DemoMesh
         participants=options.participants,
         rounds=job.progress.rounds_done,
         accuracy=last.get("held_out_accuracy"),
-        checkpoint_sha256=sha256,
-        weights_sha256=weights,
+        backend=what.backend,
+        adapter=what.adapter,
+        fallback_reason=what.fallback_reason,
+        fallback_message=what.message,
+        checkpoint_sha256=record.blob.sha256,
+        weights_sha256=record.header.weights_sha256,
         checkpoint_path=str(options.checkpoint),
         seconds=round(time.monotonic() - began, 3),
         training_seconds=_seconds(job.start_time, job.end_time) if timed else None,
@@ -159,7 +175,7 @@ async def run_demo(options: DemoOptions, view: View, on_mesh: Callable[[DemoMesh
 
 async def _train(
     client: Client, mesh: DemoMesh, options: DemoOptions, view: View, package: Package, dataset: Dataset
-) -> tuple[job_pb2.Job, list[dict[str, Any]], str, str]:
+) -> tuple[job_pb2.Job, list[dict[str, Any]], checkpoint_pb2.Checkpoint]:
     ids = await _joined(client, mesh, options.participants)
     settings = job_pb2.JobSettings(target_round=options.rounds, seed=options.seed, validation_interval=1)
     job = await client.jobs.create(package, dataset, settings)
@@ -176,7 +192,7 @@ async def _train(
         raise FailedPrecondition(Reason.JOB_STATE, f"the job didn't complete: {why}")
     history = [_row(one) for one in await _again(lambda: client.jobs.rounds(job.job_id)) if one.round > 0]
     record = await _again(lambda: client.checkpoints.export(job.job_id, options.checkpoint))
-    return job, history, record.blob.sha256, record.header.weights_sha256
+    return job, history, record
 
 
 async def _again(call: Callable[[], Awaitable[T]], patience: float = 30.0) -> T:
