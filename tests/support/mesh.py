@@ -201,23 +201,10 @@ class Mesh:
         self._ids.add(server.pid)
 
     async def join(self, name: str, *arguments: str) -> Server:
-        """Starts a participant that accepts everything, and returns its process."""
+        """Starts a participant that accepts everything and runs on the CPU (`arguments` may say otherwise)."""
         folder = str(self.folder / "participants" / name)
-        server = self.server(
-            name,
-            [
-                "-m",
-                "covey",
-                "join",
-                self.address,
-                "--name",
-                name,
-                "--folder",
-                folder,
-                "--accept-all",
-                *arguments,
-            ],
-        )
+        device = ["--name", name, "--folder", folder, "--backend", "cpu", "--accept-all"]
+        server = self.server(name, ["-m", "covey", "join", self.address, *device, *arguments])
         self.participants[name] = server
         await self.start_server(server)
         return server
