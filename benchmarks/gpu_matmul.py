@@ -11,8 +11,8 @@ Against each stand kernels of the same size that only multiply: every tile of 2 
 in registers, in workgroups of 32 to 256, and tiles in shared memory. The best of them is what the plan could
 be. All take turns, and the best run of each counts. A software adapter is timed by the processor time that it
 takes, which other work on the machine hardly moves: its speeds are those of one core. Then whole training
-steps, end to end through the executor: the arithmetic of forward, backward and step over the time that passed.
-Without an adapter it says so and ends.
+steps, end to end through the executor: all their arithmetic over the time that passed. Without an adapter it
+says so and ends.
 """
 
 import argparse

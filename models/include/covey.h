@@ -51,12 +51,13 @@ enum {
 
 /* What covey_begin starts. */
 enum {
-    COVEY_TRAIN = 1,          /* local_epochs passes of the optimizer over the units; changes the weights */
-    COVEY_EVALUATE = 2,       /* one pass over the units without changing anything but the metrics */
-    COVEY_PLAY = 3,           /* experience packages: play units with the weights, record what happened */
-    COVEY_UPDATE = 4,         /* experience packages: train once over the loaded experience, in unit order */
-    COVEY_STREAM_TRAIN = 5,   /* dataset packages with a GPU plan: the minibatches of a TRAIN, one a step */
-    COVEY_STREAM_EVALUATE = 6 /* the same for an EVALUATE */
+    COVEY_TRAIN = 1,           /* local_epochs passes of the optimizer over the units; changes the weights */
+    COVEY_EVALUATE = 2,        /* one pass over the units without changing anything but the metrics */
+    COVEY_PLAY = 3,            /* experience packages: play units with the weights, record what happened */
+    COVEY_UPDATE = 4,          /* experience packages: train once over the loaded experience, in unit order */
+    COVEY_STREAM_TRAIN = 5,    /* dataset packages with a GPU plan: the minibatches of a TRAIN, one a step */
+    COVEY_STREAM_EVALUATE = 6, /* the same for an EVALUATE */
+    COVEY_STREAM_UPDATE = 7    /* experience packages with a GPU plan: what UPDATE trains on, in its order */
 };
 
 /* Levels of covey.log. */
@@ -198,9 +199,9 @@ COVEY_EXPORT(covey_error) const char *covey_error(void);
  *     is the package's affair; plan.json names them by index. Valid until the next call that changes
  *     anything; with nothing in it, a tensor has 0 elements.
  *
- * The batch stream of a dataset package with a GPU plan:
+ * The batch stream of a package with a GPU plan:
  *
- *     covey_begin(COVEY_STREAM_TRAIN or COVEY_STREAM_EVALUATE, first, units)
+ *     covey_begin(COVEY_STREAM_TRAIN or COVEY_STREAM_EVALUATE or COVEY_STREAM_UPDATE, first, units)
  *     covey_step()      makes one minibatch and trains nothing; returns the units of work left after it
  *     covey_tensor(i)   that minibatch, decoded: what the module's own kernels would compute on
  *
@@ -211,7 +212,7 @@ COVEY_EXPORT(covey_error) const char *covey_error(void);
  *     units as the step took off what was left before it. The last minibatch comes with the step
  *     that returns 0. Zero units: the first step returns 0, and there is nothing in the tensors; the
  *     same holds for any step after the last. Weights stay as they are, and metrics stay at zero:
- *     the GPU has both.
+ *     the GPU has both. STREAM_UPDATE is to UPDATE what STREAM_TRAIN is to TRAIN.
  */
 
 #endif

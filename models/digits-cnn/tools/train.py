@@ -4,8 +4,8 @@
 
 FOLDER holds train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k. It is the training
 of a job with the manifest's defaults, in one process: chunks of 500 images in an order drawn anew for each
-pass, rounds of eight chunks from the same weights, averaged by their units. Needs the repository (the host that
-its tests have for modules) and wasmtime. The same arguments give the same digest.
+pass, rounds of eight chunks from the same weights, averaged by their units. Needs the repository (the host
+that its tests have for modules) and wasmtime. The same arguments give the same digest.
 """
 
 import argparse
