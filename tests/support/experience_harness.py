@@ -1,5 +1,6 @@
-"""A host for experience packages: plays, learns, evaluates, and runs whole federated rounds in one process."""
+"""A host for experience packages: plays, learns, evaluates, and runs federated rounds in one process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,16 @@ Array = np.ndarray[Any, Any]
 
 
 class ExperienceModule(WasmModule):
-    """An instance of an experience package, configured with its manifest's defaults and its auxiliary weights."""
+    """An instance of an experience package, with its manifest's defaults and its auxiliary weights."""
 
-    def __init__(self, package: Path, *, auxiliary: bool = True, pages: int | None = None, **changes: float) -> None:
+    def __init__(
+        self,
+        package: Path,
+        changes: Mapping[str, float] | None = None,
+        *,
+        auxiliary: bool = True,
+        pages: int | None = None,
+    ) -> None:
         super().__init__(package / "model.wasm", pages or manifest(package)["limits"]["memoryPages"])
         self.package = package
         self.count = weight_count(package)
@@ -23,10 +31,11 @@ class ExperienceModule(WasmModule):
         if auxiliary:
             for index, entry in enumerate(manifest(package).get("auxiliaryWeights", [])):
                 self.load_auxiliary(index, (package / entry["fileName"]).read_bytes())
-        self.setting(**changes)
+        self.setting(**(changes or {}))
 
-    def setting(self, seed: int = 1, **changes: float) -> None:
-        """Configures with the manifest's defaults but for `changes`, named as in the manifest."""
+    def setting(self, **changes: float) -> None:
+        """Configures with the manifest's defaults and seed 1 but for `changes`, named as in the manifest."""
+        seed = int(changes.pop("seed", 1))
         own, common = defaults(self.package)
         names = [entry["name"] for entry in manifest(self.package)["hyperparameters"]][3:]
         own = [float(changes.pop(name, value)) for name, value in zip(names, own, strict=True)]

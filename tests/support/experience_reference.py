@@ -127,7 +127,9 @@ class Policy:
         h2 = np.tanh(h1 @ w[f"{of}.hidden2.weight"] + w[f"{of}.hidden2.bias"])
         return h1, h2, h2 @ w[f"{of}.output.weight"].T + w[f"{of}.output.bias"]
 
-    def backward(self, flat: Array, into: Array, x: Array, h1: Array, h2: Array, slopes: Array, of: str) -> None:
+    def backward(
+        self, flat: Array, into: Array, x: Array, h1: Array, h2: Array, slopes: Array, of: str
+    ) -> None:
         """Puts the gradient of one network into the flat gradient, given the slopes in its outputs."""
         w, g = self.split(flat), self.split(into)
         g[f"{of}.output.weight"][:] = slopes.T @ h2
@@ -141,13 +143,15 @@ class Policy:
 
     def values(self, flat: Array, x: Array) -> Array:
         """The critic's values [batch]."""
-        return self.forward(flat, x, "critic")[2][:, 0]
+        found: Array = self.forward(flat, x, "critic")[2][:, 0]
+        return found
 
 
 def log_softmax(logits: Array) -> Array:
     """Logarithms of the probabilities, along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    logs: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logs
 
 
 # ---- Learning ---------------------------------------------------------------------------------
@@ -185,7 +189,11 @@ class Batch:
 
 
 def prepare(
-    policy: Policy, flat: Array, episodes: list[Episode], settings: Settings, rewards: list[Array] | None = None
+    policy: Policy,
+    flat: Array,
+    episodes: list[Episode],
+    settings: Settings,
+    rewards: list[Array] | None = None,
 ) -> Batch:
     """All steps of the episodes with advantages (normalised) and targets; `rewards` instead of their own."""
     advantages, targets = [], []
@@ -247,7 +255,9 @@ def gradient(policy: Policy, flat: Array, batch: Batch, settings: Settings) -> A
     free = clipped * batch.advantages >= ratio * batch.advantages
     slope = np.where(free, -batch.advantages * ratio * share, 0)[:, None]
     entropy = -(probabilities * logs).sum(axis=1, keepdims=True)
-    slopes = slope * (chosen - probabilities) + settings.entropy_weight * share * probabilities * (logs + entropy)
+    slopes = slope * (chosen - probabilities) + settings.entropy_weight * share * probabilities * (
+        logs + entropy
+    )
     policy.backward(flat, found, x, h1, h2, slopes.astype(flat.dtype), "actor")
     h1, h2, values = policy.forward(flat, x, "critic")
     slopes = settings.value_weight * share * (values - batch.targets[:, None])
@@ -282,3 +292,70 @@ def update(policy: Policy, flat: Array, batch: Batch, settings: Settings, orders
         for k in range(count):
             part = batch.pick(order[k * steps // count : (k + 1) * steps // count])
             adam.step(flat, gradient(policy, flat, part, settings))
+
+
+# ---- The packages' environments -----------------------------------------------------------------
+
+SIDE = 8
+STATE = (
+    "column",
+    "row",
+    "key_column",
+    "key_row",
+    "wall_column",
+    "door_row",
+    "goal_column",
+    "goal_row",
+    "has_key",
+    "open",
+    "steps",
+    "nothing",
+)
+WAYS = ((0, -1), (1, 0), (0, 1), (-1, 0))
+
+
+def grid_state(stored: bytes) -> dict[str, int]:
+    """The state of gridworld by name."""
+    return dict(zip(STATE, stored, strict=True))
+
+
+def grid_blocked(s: dict[str, int], action: int) -> bool:
+    """Whether a step of gridworld goes nowhere."""
+    column, row = s["column"] + WAYS[action][0], s["row"] + WAYS[action][1]
+    if not (0 <= column < SIDE and 0 <= row < SIDE):
+        return True
+    return column == s["wall_column"] and (row != s["door_row"] or not (s["open"] or s["has_key"]))
+
+
+def observe_grid(stored: bytes) -> Array:
+    """What the networks of gridworld see."""
+    s = grid_state(stored)
+    x, y, most = s["column"], s["row"], SIDE - 1
+    key = (0, 0) if s["has_key"] else (s["key_column"] - x, s["key_row"] - y)
+    door, goal = (s["wall_column"] - x, s["door_row"] - y), (s["goal_column"] - x, s["goal_row"] - y)
+    ways = [float(grid_blocked(s, action)) for action in range(4)]
+    apart = [key[0] / most, key[1] / most, s["has_key"], door[0] / most, door[1] / most, s["open"]]
+    side = float(np.sign(x - s["wall_column"]))
+    return np.array([2 * x / most - 1, 2 * y / most - 1, *apart, goal[0] / most, goal[1] / most, side, *ways])
+
+
+def grid_potential(stored: bytes) -> float:
+    """Minus the steps that the shortest way of gridworld still needs, over 16."""
+    s = grid_state(stored)
+    at, way = (s["column"], s["row"]), 0
+    stops = [] if s["has_key"] else [(s["key_column"], s["key_row"])]
+    if at[0] < s["wall_column"]:
+        stops.append((s["wall_column"], s["door_row"]))
+    for stop in [*stops, (s["goal_column"], s["goal_row"])]:
+        way += abs(stop[0] - at[0]) + abs(stop[1] - at[1])
+        at = stop
+    return -way / (2 * SIDE)
+
+
+def grid_shaped(episode: Episode, discount: float, weight: float) -> Array:
+    """Rewards of an episode of gridworld with shaping."""
+    potential = np.array([grid_potential(stored) for stored in episode.stored])
+    if episode.end == TERMINATED:
+        potential[-1] = 0
+    shaped: Array = episode.rewards + weight * (discount * potential[1:] - potential[:-1])
+    return shaped

@@ -13,12 +13,12 @@ import hashlib
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(PACKAGE.parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
 
 # The host is the tests' own.
 from support.experience_harness import ExperienceModule, Mesh
 
+PACKAGE = Path(__file__).resolve().parent.parent
 SEED = 101
 ASSIGNMENTS, GAMES = 8, 16
 # Said here, so that other defaults in the manifest leave the opponent as it is.
@@ -37,7 +37,7 @@ SETTINGS = {
 
 def train(rounds: int) -> bytes:
     """The weights after so many rounds."""
-    module = ExperienceModule(PACKAGE, auxiliary=False, seed=SEED, **SETTINGS)
+    module = ExperienceModule(PACKAGE, SETTINGS | {"seed": SEED}, auxiliary=False)
     module.load_auxiliary(0, bytes(4 * module.count))
     module.check("initialize", SEED)
     mesh = Mesh(module, ASSIGNMENTS, GAMES)
@@ -49,7 +49,9 @@ def train(rounds: int) -> bytes:
 def main() -> None:
     """Writes the file and says what it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--output", type=Path, default=PACKAGE / "opponent.bin", help="default: the package's own")
+    parser.add_argument(
+        "--output", type=Path, default=PACKAGE / "opponent.bin", help="default: the package's own"
+    )
     parser.add_argument("--rounds", type=int, default=16, help="rounds of training (default 16)")
     arguments = parser.parse_args()
     made = train(arguments.rounds)
