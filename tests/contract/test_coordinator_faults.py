@@ -151,7 +151,7 @@ async def test_another_schema_is_refused(tmp_path: Path) -> None:
         connection.execute("UPDATE settings SET value = '99' WHERE name = 'schema_version'")
     connection.close()
 
-    with pytest.raises(FailedPrecondition, match="schema version 99, this program reads 1"):
+    with pytest.raises(FailedPrecondition, match="schema version 99, this program reads 2"):
         await CoordinatorApp.open(settings, SigningKey.generate())
 
 

@@ -22,7 +22,6 @@ from covey_kit.errors import (
     PermissionDenied,
     Reason,
     Unavailable,
-    Unimplemented,
 )
 from covey_kit.status import rpc_errors
 from support.coordinator import MODULE, Mesh, dataset, digest, job_request, mesh, package, uploaded
@@ -151,23 +150,6 @@ async def test_create_is_idempotent_by_request_id(running: Mesh) -> None:
         await running.call("CreateJob", request)
     assert caught.value.reason is Reason.REQUEST_ID_REUSED
     assert len((await running.call("ListJobs", pb.ListJobsRequest())).jobs) == 1
-
-
-async def test_experience_packages_are_refused(running: Mesh) -> None:
-    """A package that generates its own work isn't supported yet, and is told so."""
-    request = job_request()
-    work = {"kind": "EXPERIENCE", "inputs": "none", "unit": "episode", "evaluationUnits": 5}
-    request.package.CopyFrom(package(workSource=work, dataFormats=None))
-    with pytest.raises(Unimplemented) as caught:
-        await running.call("CreateJob", request)
-
-    assert caught.value.reason is Reason.NOT_IMPLEMENTED
-
-
-async def test_continue_is_not_implemented(running: Mesh) -> None:
-    """Continuing from a checkpoint is a later version's."""
-    with pytest.raises(Unimplemented):
-        await running.call("ContinueJob", pb.ContinueJobRequest(source_job_id="a", target_round=2))
 
 
 async def test_files_of_a_job_are_held(running: Mesh) -> None:

@@ -61,7 +61,10 @@ def compute(assignment: pb.Assignment, base: Weights | None) -> Outcome:
     assert base is not None
     if assignment.kind == job_pb2.ASSIGNMENT_KIND_EVALUATE:
         loss = float(np.sum(base.astype(np.float64) ** 2))
-        return Outcome(units=10, metrics=[metric("loss", loss, 10)])
+        units = assignment.unit_range.units if assignment.HasField("unit_range") else 10
+        return Outcome(units=units, metrics=[metric("loss", loss, units)])
+    if assignment.HasField("unit_range"):
+        return play(assignment, base, noise)
     chunk = assignment.chunks.chunks[0]
     digest = hashlib.sha256(chunk.sha256.encode()).digest()
     target = np.frombuffer((digest * (count // 32 + 1))[:count], dtype=np.uint8).astype(np.float32) / 255
@@ -70,6 +73,18 @@ def compute(assignment: pb.Assignment, base: Weights | None) -> Outcome:
     loss = float(np.sum((target - base).astype(np.float64) ** 2)) * chunk.example_count
     measured = metric("loss", loss if chunk.example_count else None, chunk.example_count)
     return Outcome(step.astype(np.float32), chunk.example_count, [measured])
+
+
+def play(assignment: pb.Assignment, base: Weights, noise: np.random.Generator) -> Outcome:
+    """Learns from units, each a vector that (sequence seed, number) decides: steps towards their mean."""
+    work = assignment.unit_range
+    seed = work.sequence_seed & ((1 << 64) - 1)
+    played = [
+        np.random.default_rng([seed, work.first_unit + n]).normal(size=base.size) for n in range(work.units)
+    ]
+    step = assignment.config.learning_rate * (np.mean(played, axis=0) - base)
+    step += noise.normal(scale=0.001, size=base.size)
+    return Outcome(step.astype(np.float32), work.units, [metric("loss", float(np.sum(step**2)), work.units)])
 
 
 Behaviour = Callable[["ScriptedParticipant", pb.Assignment, Weights | None], Awaitable[Outcome | None]]

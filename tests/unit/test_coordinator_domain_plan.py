@@ -1,6 +1,7 @@
 """Which chunks make which round, and what seeds what: fixed to the bit."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,19 +9,22 @@ from hypothesis import strategies as st
 
 from covey_coordinator.domain.plan import (
     Position,
+    UnitRange,
     assignment_seed,
     chunk_order,
     derive,
     is_validation_round,
+    next_unit,
     position_after,
     round_chunks,
+    round_units,
     rounds_per_pass,
     rounds_wanted,
     splitmix64,
     to_signed,
     validation_seed,
 )
-from covey_coordinator.domain.spec import ChunkOrder
+from covey_coordinator.domain.spec import BEGINNING, ChunkOrder, Origin
 from support.coordinator_domain import settings
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
@@ -128,3 +132,36 @@ def test_validation_rounds() -> None:
 
     assert [n for n in range(9) if is_validation_round(chosen, n, 8)] == [3, 6, 8]
     assert not any(is_validation_round(settings(), n, 8) for n in range(9))
+
+
+def test_units_are_numbered_on_and_on() -> None:
+    """Assignment i of round r begins at ((r-1)·A + i)·U; a continued job counts from where it begins."""
+    chosen = replace(settings(per_round=2), units_per_assignment=5)
+    later = Origin(round=3, sequence_seed=9, next_unit=30)
+
+    assert [u.first for r in (1, 2, 3) for u in round_units(chosen, r, BEGINNING)] == [0, 5, 10, 15, 20, 25]
+    assert round_units(chosen, 4, later) == [UnitRange(30, 5, 9), UnitRange(35, 5, 9)]
+    assert next_unit(chosen, 5, later) == 50
+    assert rounds_wanted(replace(chosen, epochs=7), 0) == 7
+
+
+@given(
+    count=st.integers(1, 40), per_round=st.integers(1, 9), split=st.integers(0, 20), more=st.integers(1, 9)
+)
+def test_a_queue_goes_on_where_it_stood(count: int, per_round: int, split: int, more: int) -> None:
+    """Rounds counted from any point of the queue are the rounds that it has anyway."""
+    chosen = settings(per_round=per_round)
+    at = position_after(chosen, split, count)
+    origin = Origin(split, at.pass_number, at.next_index)
+
+    number = split + more
+    assert round_chunks(chosen, number, count, origin) == round_chunks(chosen, number, count)
+    assert position_after(chosen, number, count, origin) == position_after(chosen, number, count)
+
+
+def test_a_queue_goes_on_in_rounds_of_another_size() -> None:
+    """With another number of assignments the rest of the pass is cut anew; no chunk is lost or doubled."""
+    chosen = settings(per_round=3, order=ChunkOrder.MANIFEST)
+    origin = Origin(round=2, pass_number=0, next_index=4)
+
+    assert [round_chunks(chosen, n, 9, origin) for n in (3, 4, 5)] == [[4, 5, 6], [7, 8], [0, 1, 2]]

@@ -9,19 +9,21 @@ from hypothesis import strategies as st
 
 from covey_coordinator.convert.spec import settings_from_proto, settings_to_proto
 from covey_coordinator.domain.aggregation import Strategy
+from covey_coordinator.domain.plan import sequence_seed
 from covey_coordinator.domain.spec import (
     Chunk,
     FileSpec,
     HyperparameterSpec,
     JobSpec,
     NamedFileSpec,
+    Origin,
     PackageSpec,
     ParameterSpec,
     SettingsRequest,
     UploadedFile,
 )
 from covey_coordinator.domain.validate import MAX_WEIGHTS, validate_job
-from covey_kit.errors import InvalidArgument, Reason, Unimplemented
+from covey_kit.errors import InvalidArgument, Reason
 
 MODULE = FileSpec("model.wasm", 8, "a" * 64)
 PACKAGE = PackageSpec(
@@ -206,10 +208,48 @@ def test_a_target_decides_over_epochs() -> None:
     assert (settings.target_round, settings.epochs) == (7, None)
 
 
-def test_experience_packages_are_not_implemented() -> None:
-    """A package that generates its work is told so before anything else."""
-    with pytest.raises(Unimplemented):
-        check(package=replace(PACKAGE, experience=True), files=())
+PLAYER = replace(
+    PACKAGE, unit="game", experience=True, inputs="none", data_formats=(), evaluation=True, evaluation_units=5
+)
+
+
+def test_an_experience_job_needs_no_data() -> None:
+    """It has no chunks; its rounds are its epochs; its sequence is seeded from the job's seed."""
+    spec = check(package=PLAYER, chunks=(), epochs=3, seed=4)
+
+    assert spec.settings.units_per_assignment == 32
+    assert spec.origin == Origin(sequence_seed=sequence_seed(4, 0))
+    assert spec.package.can_validate
+
+
+@pytest.mark.parametrize(
+    ("package", "settings", "field", "words"),
+    [
+        ({"max_units": 0}, {}, "package.work_source.max_units", "at least 1"),
+        ({"min_units": 9, "max_units": 8}, {}, "package.work_source.min_units", "which is 8"),
+        ({"min_units": 2**31}, {}, "package.work_source.min_units", "at most 2147483647"),
+        ({"evaluation": False}, {}, "package.capabilities.evaluation", "evaluation_units is 5"),
+        (
+            {"min_units": 3},
+            {"experience": True, "units_per_assignment": 2},
+            "settings.experience.units_per_assignment",
+            "expected 3 to 2147483647",
+        ),
+        (
+            {},
+            {"units_per_assignment": 2**31 - 1, "target_round": 10**7, "assignments_per_round": 10**4},
+            "settings.experience.units_per_assignment",
+            "expected at most 9223372036854775807",
+        ),
+    ],
+)
+def test_what_cannot_be_an_experience_job(
+    package: dict[str, Any], settings: dict[str, Any], field: str, words: str
+) -> None:
+    """Each rule names its field and its bounds."""
+    found = violations(package=replace(PLAYER, **package), chunks=(), **settings)
+
+    assert words in found[field]
 
 
 @given(

@@ -115,6 +115,10 @@ class ContinueJobRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    DISPLAY_NAME_FIELD_NUMBER: _builtins.int
+    NEW_QUEUE_FIELD_NUMBER: _builtins.int
+    PACKAGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call idempotent: a UUID or any other unique string. Empty: not idempotent."""
     validate_only: _builtins.bool
@@ -125,17 +129,36 @@ class ContinueJobRequest(_message.Message):
     """Its round. Absent: the latest."""
     target_round: _builtins.int
     """The final round of the new job; must be above the checkpoint's."""
+    display_name: _builtins.str
+    """What people will call the job. Empty: the source job's name."""
+    new_queue: _builtins.bool
+    """Begin a new queue of chunks (a new sequence of units, in an experience job) and keep the weights. False:
+    go on where the checkpoint's queue or sequence stands. Needed with another dataset, and with a
+    checkpoint of version 1, which doesn't say where its queue stands.
+    """
     @_builtins.property
     def settings(self) -> _job_pb2.JobSettings:
-        """Settings that differ from the source job's."""
+        """Settings that differ from the source job's. `epochs` must be absent: `target_round` says how far it goes."""
 
     @_builtins.property
     def dataset(self) -> _dataset_pb2.DatasetManifest:
-        """A new dataset; absent: the same, and its queue goes on."""
+        """The dataset. Absent: the source job's. Without `new_queue` it must be the one that the checkpoint was trained on."""
 
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.UploadedFile]:
-        """Files that are new."""
+        """Files that are new. Others are those of the source job."""
+
+    @_builtins.property
+    def checkpoint(self) -> _common_pb2.BlobRef:
+        """A checkpoint file that was written to storage, to go on from in place of one of the source job's own.
+        It must be of the source job's package; `round`, when given, must be its round.
+        """
+
+    @_builtins.property
+    def package(self) -> _package_pb2.ModelPackage:
+        """The package's manifest, where files that say how it runs are new (the shader archive). Its name, version,
+        module, parameters and auxiliary weights must be the checkpoint's. Absent: the source job's.
+        """
 
     def __init__(
         self,
@@ -148,10 +171,14 @@ class ContinueJobRequest(_message.Message):
         settings: _job_pb2.JobSettings | None = ...,
         dataset: _dataset_pb2.DatasetManifest | None = ...,
         files: _abc.Iterable[_common_pb2.UploadedFile] | None = ...,
+        checkpoint: _common_pb2.BlobRef | None = ...,
+        display_name: _builtins.str = ...,
+        new_queue: _builtins.bool = ...,
+        package: _package_pb2.ModelPackage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "dataset", b"dataset", "round", b"round", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "checkpoint", b"checkpoint", "dataset", b"dataset", "package", b"package", "round", b"round", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "dataset", b"dataset", "files", b"files", "request_id", b"request_id", "round", b"round", "settings", b"settings", "source_job_id", b"source_job_id", "target_round", b"target_round", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_round", b"_round", "checkpoint", b"checkpoint", "dataset", b"dataset", "display_name", b"display_name", "files", b"files", "new_queue", b"new_queue", "package", b"package", "request_id", b"request_id", "round", b"round", "settings", b"settings", "source_job_id", b"source_job_id", "target_round", b"target_round", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__round: _TypeAlias = _typing.Literal["round"]  # noqa: Y015
     _WhichOneofArgType__round: _TypeAlias = _typing.Literal["_round", b"_round"]  # noqa: Y015

@@ -145,7 +145,6 @@ class CoordinatorServiceServicer:
         * `INVALID_ARGUMENT` (`PACKAGE_MISMATCH`, `DATASET_MISMATCH`, `SETTINGS_MISMATCH`, `INVALID_FIELD`): all violations at once, each with its field path, what was declared and what was found.
         * `FAILED_PRECONDITION` (`BLOB_MISSING`): files aren't in storage; all are named.
         * `ALREADY_EXISTS` (`REQUEST_ID_REUSED`): the `request_id` made another job.
-        * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): experience packages aren't supported by this version.
         * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): storage can't be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -153,11 +152,20 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ContinueJob(self, request, context):
-        """Makes a job that goes on from a checkpoint of another.
+        """Makes a job that goes on from a checkpoint of another: of its last round or an earlier one, with its settings or others.
+
+        Rounds are numbered on from the checkpoint's; optimizer state goes on while the strategy stays. The
+        source job's participants are invited again. With `validate_only` everything is checked and nothing is
+        made. The same `request_id` again returns the job made before.
 
         Errors:
 
-        * `UNIMPLEMENTED` (`NOT_IMPLEMENTED`): not supported by this version.
+        * `NOT_FOUND` (`JOB_NOT_FOUND`, `CHECKPOINT_NOT_FOUND`): no such source job, or it has no checkpoint of that round.
+        * `INVALID_ARGUMENT` (`CHECKPOINT_INVALID`): the checkpoint is damaged or of another package; all problems at once.
+        * `INVALID_ARGUMENT` (`PACKAGE_MISMATCH`, `DATASET_MISMATCH`, `SETTINGS_MISMATCH`): all violations at once: a target at or below the checkpoint's round, data other than the checkpoint's, auxiliary weights other than the checkpoint's, and all that `CreateJob` refuses.
+        * `FAILED_PRECONDITION` (`BLOB_MISSING`): files aren't in storage; all are named.
+        * `ALREADY_EXISTS` (`REQUEST_ID_REUSED`): the `request_id` made another job.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): storage can't be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

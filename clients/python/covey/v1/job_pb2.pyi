@@ -271,7 +271,7 @@ Global___AggregationSettings: _TypeAlias = AggregationSettings  # noqa: Y015
 
 @_typing.final
 class ExperienceSettings(_message.Message):
-    """Settings of experience jobs."""
+    """Settings of experience jobs. Absent: 32 units an assignment, or the package's bound next to that."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -459,6 +459,8 @@ class Job(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     PENDING_VALIDATION_ROUNDS_FIELD_NUMBER: _builtins.int
     CAN_VALIDATE_FIELD_NUMBER: _builtins.int
+    HAS_MODULE_FILE_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id, made by the server."""
     display_name: _builtins.str
@@ -473,6 +475,8 @@ class Job(_message.Message):
     """What the package counts in, singular."""
     can_validate: _builtins.bool
     """Whether the package has held-out data or generates it."""
+    has_module_file: _builtins.bool
+    """Whether the job's module file is there to be exported."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was created."""
@@ -521,6 +525,10 @@ class Job(_message.Message):
     def pending_validation_rounds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Validations not yet done."""
 
+    @_builtins.property
+    def lineage(self) -> Global___JobLineage:
+        """Where it was continued from. Absent: it began with initial weights."""
+
     def __init__(
         self,
         *,
@@ -543,14 +551,50 @@ class Job(_message.Message):
         last_error: _common_pb2.Failure | None = ...,
         pending_validation_rounds: _abc.Iterable[_builtins.int] | None = ...,
         can_validate: _builtins.bool = ...,
+        has_module_file: _builtins.bool = ...,
+        lineage: Global___JobLineage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "current_round", b"current_round", "end_time", b"end_time", "failure", b"failure", "last_error", b"last_error", "latest_round", b"latest_round", "progress", b"progress", "settings", b"settings", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "current_round", b"current_round", "end_time", b"end_time", "failure", b"failure", "last_error", b"last_error", "latest_round", b"latest_round", "lineage", b"lineage", "progress", b"progress", "settings", b"settings", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_validate", b"can_validate", "create_time", b"create_time", "current_round", b"current_round", "display_name", b"display_name", "end_time", b"end_time", "failure", b"failure", "job_id", b"job_id", "last_error", b"last_error", "latest_round", b"latest_round", "package_name", b"package_name", "package_version", b"package_version", "participants", b"participants", "pending_validation_rounds", b"pending_validation_rounds", "progress", b"progress", "settings", b"settings", "start_time", b"start_time", "state", b"state", "unit", b"unit", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["can_validate", b"can_validate", "create_time", b"create_time", "current_round", b"current_round", "display_name", b"display_name", "end_time", b"end_time", "failure", b"failure", "has_module_file", b"has_module_file", "job_id", b"job_id", "last_error", b"last_error", "latest_round", b"latest_round", "lineage", b"lineage", "package_name", b"package_name", "package_version", b"package_version", "participants", b"participants", "pending_validation_rounds", b"pending_validation_rounds", "progress", b"progress", "settings", b"settings", "start_time", b"start_time", "state", b"state", "unit", b"unit", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobLineage(_message.Message):
+    """Where a continued job came from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_JOB_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_SHA256_FIELD_NUMBER: _builtins.int
+    NEW_QUEUE_FIELD_NUMBER: _builtins.int
+    source_job_id: _builtins.str
+    """The job that was continued. It may have been deleted since."""
+    round: _builtins.int
+    """Round of the checkpoint: the new job's first round is the next one."""
+    checkpoint_sha256: _builtins.str
+    """SHA-256 of the checkpoint file."""
+    new_queue: _builtins.bool
+    """True when the queue or the sequence began anew."""
+    def __init__(
+        self,
+        *,
+        source_job_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        checkpoint_sha256: _builtins.str = ...,
+        new_queue: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_sha256", b"checkpoint_sha256", "new_queue", b"new_queue", "round", b"round", "source_job_id", b"source_job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobLineage: _TypeAlias = JobLineage  # noqa: Y015
 
 @_typing.final
 class JobProgress(_message.Message):

@@ -452,11 +452,13 @@ class UnitWork(_message.Message):
     UNITS_FIELD_NUMBER: _builtins.int
     SEQUENCE_SEED_FIELD_NUMBER: _builtins.int
     first_unit: _builtins.int
-    """Number of the first one."""
+    """Number of the first one in the sequence, counted from 0."""
     units: _builtins.int
     """How many."""
     sequence_seed: _builtins.int
-    """Seed of the sequence."""
+    """Seed of the sequence: takes the place of `config.seed` in whatever plays units (PLAY, EVALUATE); learning
+    from them (UPDATE) is seeded by `config.seed`.
+    """
     def __init__(
         self,
         *,

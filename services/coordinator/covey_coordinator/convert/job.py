@@ -11,10 +11,12 @@ from covey_coordinator.convert.spec import (
 from covey_coordinator.convert.values import (
     backend_to_proto,
     failure_to_proto,
+    lineage_to_proto,
     metrics_to_proto,
     stage_to_proto,
     time_to_proto,
 )
+from covey_coordinator.domain.continuing import Continuation
 from covey_coordinator.domain.jobs import NewJob
 from covey_coordinator.domain.model import Assignment, JobState, OpenRound, RoundRecord
 from covey_coordinator.domain.view import JobView, ParticipantView, ProgressView
@@ -22,6 +24,7 @@ from covey_coordinator.domain.waits import Wait
 from covey_coordinator.domain.world import Member
 
 __all__ = [
+    "continuation_from_proto",
     "job_state_from_proto",
     "job_to_proto",
     "new_job_from_proto",
@@ -41,6 +44,30 @@ def new_job_from_proto(request: coordinator_service_pb2.CreateJobRequest, finger
         chunks=tuple(chunk_from_proto(chunk) for chunk in request.dataset.chunks),
         settings=settings_request_from_proto(request.settings),
         files=uploads_from_proto(request),
+    )
+
+
+def continuation_from_proto(
+    request: coordinator_service_pb2.ContinueJobRequest, fingerprint: str
+) -> Continuation:
+    """Returns a job to be that goes on from a checkpoint. Takes microseconds a chunk; call it in a thread."""
+    blob = request.checkpoint
+    return Continuation(
+        request_id=request.request_id,
+        fingerprint=fingerprint,
+        validate_only=request.validate_only,
+        display_name=request.display_name,
+        source_job_id=request.source_job_id,
+        round=request.round if request.HasField("round") else None,
+        checkpoint=(blob.sha256, blob.size_bytes) if request.HasField("checkpoint") else None,
+        target_round=request.target_round,
+        settings=settings_request_from_proto(request.settings),
+        chunks=tuple(chunk_from_proto(chunk) for chunk in request.dataset.chunks)
+        if request.HasField("dataset")
+        else None,
+        package=package_from_proto(request.package) if request.HasField("package") else None,
+        files=uploads_from_proto(request),
+        new_queue=request.new_queue,
     )
 
 
@@ -167,6 +194,7 @@ def job_to_proto(view: JobView) -> job_pb2.Job:
         waits=[_wait(wait) for wait in view.waits],
         pending_validation_rounds=sorted(sight.validations),
         can_validate=record.can_validate,
+        has_module_file=True,  # no job is made without its module, and its holder keeps it in storage
     )
     if record.start_time is not None:
         message.start_time.CopyFrom(time_to_proto(record.start_time))
@@ -178,6 +206,8 @@ def job_to_proto(view: JobView) -> job_pb2.Job:
         message.latest_round.CopyFrom(round_to_proto(sight.latest))
     if record.failure is not None:
         message.failure.CopyFrom(failure_to_proto(record.failure))
+    if record.lineage is not None:
+        message.lineage.CopyFrom(lineage_to_proto(record.lineage))
     if record.last_error is not None:
         message.last_error.CopyFrom(failure_to_proto(record.last_error))
     return message

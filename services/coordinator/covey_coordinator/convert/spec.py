@@ -11,6 +11,7 @@ from covey_coordinator.domain.spec import (
     HyperparameterSpec,
     JobSpec,
     NamedFileSpec,
+    Origin,
     PackageSpec,
     ParameterSpec,
     Settings,
@@ -84,6 +85,7 @@ def package_from_proto(message: package_pb2.ModelPackage) -> PackageSpec:
         if message.HasField("validation_example_count")
         else None,
         manifest=message.SerializeToString(deterministic=True),
+        evaluation_units=work.evaluation_units if work.HasField("evaluation_units") else None,
     )
 
 
@@ -111,7 +113,9 @@ def chunk_to_proto(chunk: Chunk) -> dataset_pb2.Chunk:
     )
 
 
-def uploads_from_proto(request: coordinator_service_pb2.CreateJobRequest) -> tuple[UploadedFile, ...]:
+def uploads_from_proto(
+    request: coordinator_service_pb2.CreateJobRequest | coordinator_service_pb2.ContinueJobRequest,
+) -> tuple[UploadedFile, ...]:
     """Returns the files of a request as they were uploaded."""
     return tuple(UploadedFile(f.file_name, f.blob.size_bytes, f.blob.sha256) for f in request.files)
 
@@ -119,6 +123,11 @@ def uploads_from_proto(request: coordinator_service_pb2.CreateJobRequest) -> tup
 def _strategy(value: int) -> str | None:
     name = job_pb2.AggregationStrategy.Name(value).removeprefix("AGGREGATION_STRATEGY_")  # type: ignore[arg-type]  # an enum's number
     return None if name == "UNSPECIFIED" else name
+
+
+def _order(message: job_pb2.JobSettings) -> ChunkOrder | None:
+    name = job_pb2.ChunkOrder.Name(message.chunk_order).removeprefix("CHUNK_ORDER_")
+    return None if name == "UNSPECIFIED" else ChunkOrder(name)
 
 
 def settings_request_from_proto(message: job_pb2.JobSettings) -> SettingsRequest:
@@ -131,7 +140,6 @@ def settings_request_from_proto(message: job_pb2.JobSettings) -> SettingsRequest
         aggregation = message.aggregation
         return getattr(aggregation, field) if aggregation.HasField(field) else None  # type: ignore[arg-type]  # by name
 
-    order = job_pb2.ChunkOrder.Name(message.chunk_order).removeprefix("CHUNK_ORDER_")
     optional = (
         "epochs",
         "target_round",
@@ -147,13 +155,14 @@ def settings_request_from_proto(message: job_pb2.JobSettings) -> SettingsRequest
     values = {field: given(field) for field in optional} | {field: setting(field) for field in aggregation}
     return SettingsRequest(
         hyperparameters=tuple(sorted(message.hyperparameters.items())),
-        chunk_order=None if order == "UNSPECIFIED" else ChunkOrder(order),
+        chunk_order=_order(message),
         strategy=_strategy(message.aggregation.strategy),
         silence_timeout=_seconds(message.silence_timeout) if message.HasField("silence_timeout") else None,
         assignment_timeout=_seconds(message.assignment_timeout)
         if message.HasField("assignment_timeout")
         else None,
         experience=message.HasField("experience"),
+        units_per_assignment=message.experience.units_per_assignment or None,
         **values,  # type: ignore[arg-type]  # each is its field's type or None
     )
 
@@ -171,7 +180,9 @@ def aggregation_to_proto(aggregation: Aggregation) -> job_pb2.AggregationSetting
 
 
 def settings_to_proto(settings: Settings) -> job_pb2.JobSettings:
-    """Returns settings in force, all filled in."""
+    """Returns settings in force, all that mean something to the job filled in."""
+    units = settings.units_per_assignment
+    order = settings.chunk_order.value if units is None else "UNSPECIFIED"
     return job_pb2.JobSettings(
         epochs=settings.epochs,
         target_round=settings.target_round,
@@ -181,12 +192,13 @@ def settings_to_proto(settings: Settings) -> job_pb2.JobSettings:
         learning_rate=settings.learning_rate,
         local_epochs=settings.local_epochs,
         hyperparameters=dict(settings.hyperparameters),
-        chunk_order=job_pb2.ChunkOrder.Value(f"CHUNK_ORDER_{settings.chunk_order}"),
+        chunk_order=job_pb2.ChunkOrder.Value(f"CHUNK_ORDER_{order}"),
         aggregation=aggregation_to_proto(settings.aggregation),
         min_participants=settings.min_participants,
         validation_interval=settings.validation_interval,
         silence_timeout=duration_to_proto(settings.silence_timeout),
         assignment_timeout=duration_to_proto(settings.assignment_timeout),
+        experience=job_pb2.ExperienceSettings(units_per_assignment=units) if units is not None else None,
     )
 
 
@@ -208,20 +220,22 @@ def settings_from_proto(message: job_pb2.JobSettings) -> Settings:
         learning_rate=message.learning_rate,
         local_epochs=message.local_epochs,
         hyperparameters=tuple(sorted(message.hyperparameters.items())),
-        chunk_order=ChunkOrder(job_pb2.ChunkOrder.Name(message.chunk_order).removeprefix("CHUNK_ORDER_")),
+        chunk_order=_order(message) or ChunkOrder.SEEDED,
         aggregation=Aggregation.resolve(Strategy(_strategy(aggregation.strategy) or "FED_AVG"), **given),
         min_participants=message.min_participants,
         validation_interval=message.validation_interval,
         silence_timeout=_seconds(message.silence_timeout),
         assignment_timeout=_seconds(message.assignment_timeout),
+        units_per_assignment=message.experience.units_per_assignment or None,
     )
 
 
-def spec_from_bytes(package: bytes, dataset: bytes, settings: Settings) -> JobSpec:
+def spec_from_bytes(package: bytes, dataset: bytes, settings: Settings, origin: Origin) -> JobSpec:
     """Returns a job's spec from its stored messages. Takes microseconds a chunk; call it in a thread."""
     chunks = dataset_pb2.DatasetManifest.FromString(dataset).chunks
     return JobSpec(
         package_from_proto(package_pb2.ModelPackage.FromString(package)),
         tuple(chunk_from_proto(chunk) for chunk in chunks),
         settings,
+        origin,
     )

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from google.protobuf import timestamp_pb2
 
-from covey.v1 import checkpoint_pb2, common_pb2, errors_pb2
-from covey_coordinator.domain.model import CheckpointRef, FailureRecord, Metric
+from covey.v1 import checkpoint_pb2, common_pb2, errors_pb2, job_pb2
+from covey_coordinator.domain.model import CheckpointRef, FailureRecord, Lineage, Metric
 from covey_coordinator.domain.spec import Backend, Stage
 from covey_kit.errors import Reason
 
@@ -15,6 +15,8 @@ __all__ = [
     "checkpoint_from_proto",
     "failure_from_proto",
     "failure_to_proto",
+    "lineage_from_proto",
+    "lineage_to_proto",
     "metrics_from_proto",
     "metrics_to_proto",
     "stage_from_proto",
@@ -89,6 +91,21 @@ def failure_from_proto(message: common_pb2.Failure) -> FailureRecord:
         message.assignment_id,
         time_from_proto(message.time),
     )
+
+
+def lineage_to_proto(lineage: Lineage) -> job_pb2.JobLineage:
+    """Returns where a continued job came from."""
+    return job_pb2.JobLineage(
+        source_job_id=lineage.source_job_id,
+        round=lineage.round,
+        checkpoint_sha256=lineage.checkpoint_sha256,
+        new_queue=lineage.new_queue,
+    )
+
+
+def lineage_from_proto(message: job_pb2.JobLineage) -> Lineage:
+    """Returns where a continued job came from, as `lineage_to_proto` wrote it."""
+    return Lineage(message.source_job_id, message.round, message.checkpoint_sha256, message.new_queue)
 
 
 def weights_to_proto(checkpoint: CheckpointRef) -> common_pb2.WeightsRef:

@@ -63,7 +63,15 @@ def _assignment(command: AssignmentCommand) -> work_service_pb2.Assignment:
     )
     if command.weights is not None:
         message.weights.CopyFrom(weights_to_proto(command.weights))
-    if command.kind is AssignmentKind.TRAIN:
+    if command.unit_range is not None:
+        message.unit_range.CopyFrom(
+            work_service_pb2.UnitWork(
+                first_unit=command.unit_range.first,
+                units=command.unit_range.units,
+                sequence_seed=command.unit_range.sequence_seed,
+            )
+        )
+    elif command.kind is AssignmentKind.TRAIN:
         message.chunks.chunks.extend(chunk_to_proto(chunk) for chunk in command.chunks)
     elif command.kind is AssignmentKind.EVALUATE:
         file = spec.package.validation

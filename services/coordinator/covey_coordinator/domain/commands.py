@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from covey_coordinator.domain.model import AssignmentKind, CheckpointRef, Invitation
+from covey_coordinator.domain.plan import UnitRange
 from covey_coordinator.domain.spec import Chunk, JobSpec
 from covey_kit.errors import CoveyError, Reason, ResourceExhausted
 
@@ -58,6 +59,7 @@ class AssignmentCommand:
     Attributes:
         seed: seeds everything random in it.
         weights: the base weights; None for INITIALIZE.
+        unit_range: units that the model generates; None: the work is data.
         deadline: unix seconds when it is taken away whatever happens.
     """
 
@@ -71,6 +73,7 @@ class AssignmentCommand:
     seed: int
     weights: CheckpointRef | None
     chunks: tuple[Chunk, ...]
+    unit_range: UnitRange | None
     grant: str
     silence_timeout: float
     deadline: float

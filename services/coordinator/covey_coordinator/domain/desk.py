@@ -18,7 +18,7 @@ from covey_coordinator.domain.model import (
     Lease,
 )
 from covey_coordinator.domain.moves import count_failure, take_back
-from covey_coordinator.domain.plan import assignment_seed, validation_seed
+from covey_coordinator.domain.plan import EVALUATION_SEED, assignment_seed, validation_seed
 from covey_coordinator.domain.ports import Tokens
 from covey_coordinator.domain.scheduler import Handout, JobQueue, schedule
 from covey_coordinator.domain.world import JobRun, World
@@ -178,7 +178,8 @@ class Desk:
         weights: CheckpointRef | None
         if assignment.kind is AssignmentKind.EVALUATE:
             weights = job.validations[assignment.round].checkpoint
-            seed = validation_seed(settings.seed, assignment.round)
+            generated = assignment.unit_range is not None
+            seed = EVALUATION_SEED if generated else validation_seed(settings.seed, assignment.round)
         else:
             weights = job.latest.checkpoint if job.latest is not None else None
             seed = assignment_seed(settings.seed, assignment.round, assignment.index)
@@ -193,6 +194,7 @@ class Desk:
             seed=seed,
             weights=weights,
             chunks=assignment.chunks,
+            unit_range=assignment.unit_range,
             grant=self._tokens.grant(lease.participant_id, assignment.job_id),
             silence_timeout=settings.silence_timeout,
             deadline=lease.start_time + settings.assignment_timeout,

@@ -7,37 +7,31 @@ from dataclasses import dataclass, replace
 import structlog
 
 from covey_coordinator.domain.commands import InvitationEndedCommand
+from covey_coordinator.domain.continuing import Continuation, adopted_round, continued_spec
 from covey_coordinator.domain.lifecycle import Command, next_state, require_deletable
-from covey_coordinator.domain.model import InvitationState, JobRecord, JobState
+from covey_coordinator.domain.making import Draft, JobMaker, JobRequest
+from covey_coordinator.domain.model import CheckpointRef, InvitationState, JobState, Lineage, RoundRecord
 from covey_coordinator.domain.moves import end_job, take_back
-from covey_coordinator.domain.plan import rounds_wanted
 from covey_coordinator.domain.ports import BlobStorage, Checkpoints
 from covey_coordinator.domain.recovery import load_run, load_sight
 from covey_coordinator.domain.spec import Chunk, JobSpec, PackageSpec, SettingsRequest, UploadedFile
 from covey_coordinator.domain.validate import validate_job
 from covey_coordinator.domain.validations import ValidationAnswer, request_validation
-from covey_coordinator.domain.world import JobRun, JobSight, World
-from covey_kit.errors import AlreadyExists, CoveyError, FailedPrecondition, Reason, ResourceExhausted
-from covey_kit.ids import new_id
+from covey_coordinator.domain.world import JobRun, JobSight, World, job_not_found
+from covey_kit.errors import CoveyError, FailedPrecondition, NotFound, Reason
 
 __all__ = ["JobCommands", "NewJob"]
 
 log = structlog.get_logger(__name__)
 
+_TAKE_PART = (InvitationState.PENDING, InvitationState.ACCEPTED)
+"""Participants of a job in these states are invited to its continuation."""
+
 
 @dataclass(frozen=True)
-class NewJob:
-    """A job to be.
+class NewJob(JobRequest):
+    """A job to be that begins with initial weights."""
 
-    Attributes:
-        request_id: makes the creation idempotent; empty: it isn't.
-        fingerprint: digest of the request without its id and `validate_only`.
-    """
-
-    request_id: str
-    fingerprint: str
-    validate_only: bool
-    display_name: str
     package: PackageSpec
     chunks: tuple[Chunk, ...]
     settings: SettingsRequest
@@ -60,9 +54,12 @@ class JobCommands:
         self._world = world
         self._storage = storage
         self._checkpoints = checkpoints
-        self._drive = drive
-        self._making: dict[str, asyncio.Task[JobSight]] = {}
-        self.release_wake = asyncio.Event()
+        self._maker = JobMaker(world, storage, drive, self.sight)
+
+    @property
+    def release_wake(self) -> asyncio.Event:
+        """Set when something that was held may have to be released."""
+        return self._maker.release_wake
 
     async def sight(self, job_id: str) -> JobSight:
         """Returns a job, alive or not.
@@ -82,102 +79,61 @@ class JobCommands:
             InvalidArgument: all violations.
             FailedPrecondition: BLOB_MISSING.
             AlreadyExists: REQUEST_ID_REUSED.
-            Unimplemented: an experience package.
             ResourceExhausted: LIMIT_EXCEEDED, too many jobs live.
             Unavailable: STORAGE_UNAVAILABLE.
         """
-        made = await self._made_before(new)
+        made = await self._maker.made_before(new)
         if made is not None:
             return made
-        if len(self._world.jobs) + len(self._making) >= self._world.options.max_jobs:
-            raise ResourceExhausted(
-                Reason.LIMIT_EXCEEDED,
-                f"{len(self._world.jobs)} jobs haven't ended, as many as may be; stop or delete some",
-            )
+        self._maker.require_room()
         spec = await asyncio.to_thread(validate_job, new.package, new.chunks, new.settings, new.files)
-        blobs = _blobs(spec)
-        await self._require_stored(blobs)
-        record = self._record(new, spec)
-        if new.validate_only:
-            return JobSight(replace(record, job_id=""))
-        making = asyncio.create_task(self._make(new, record, spec, list(blobs)))
-        self._making[record.job_id] = making
-        making.add_done_callback(lambda _: self._made(record.job_id))
-        return await asyncio.shield(making)  # a caller that hangs up mustn't leave half a job
+        return await self._maker.make(new, Draft(self._maker.record(spec, new.display_name), spec))
 
-    async def _made_before(self, new: NewJob) -> JobSight | None:
-        if not new.request_id or new.validate_only:
-            return None
-        found = await self._world.store.read(lambda tx: tx.requests.get(new.request_id))
+    async def continue_(self, request: Continuation) -> JobSight:
+        """Makes a job that goes on from a checkpoint, or says what is wrong with it.
+
+        Raises:
+            NotFound: JOB_NOT_FOUND, CHECKPOINT_NOT_FOUND.
+            InvalidArgument: all violations; CHECKPOINT_INVALID with every problem of the file.
+            FailedPrecondition: BLOB_MISSING.
+            AlreadyExists: REQUEST_ID_REUSED.
+            ResourceExhausted: LIMIT_EXCEEDED, too many jobs live.
+            Unavailable: STORAGE_UNAVAILABLE.
+        """
+        made = await self._maker.made_before(request)
+        if made is not None:
+            return made
+        self._maker.require_room()
+        source, spec = await self._source(request.source_job_id)
+        trained = await self._base(request) if request.checkpoint is None else None
+        sha256, size = _key(request, trained)
+        facts = await self._storage.examine(sha256, request.package or spec.package)
+        wanted = await asyncio.to_thread(continued_spec, request, spec, facts)
+        record = self._maker.record(wanted, request.display_name or source.record.display_name)
+        lineage = Lineage(request.source_job_id, facts.round, sha256, request.new_queue)
+        record = replace(record, rounds_done=facts.round, lineage=lineage)
+        base = trained or adopted_round(facts, CheckpointRef(sha256, size, 0, 0, ""), record.create_time)
+        asked = [i.participant_id for i in source.invitations.values() if i.state in _TAKE_PART]
+        return await self._maker.make(request, Draft(record, wanted, base, tuple(sorted(asked))))
+
+    async def _source(self, job_id: str) -> tuple[JobSight, JobSpec]:
+        source = await self.sight(job_id)
+        spec = await self._world.store.read(lambda tx: tx.jobs.spec(job_id))
+        if spec is None:
+            raise job_not_found(job_id)
+        return source, spec
+
+    async def _base(self, request: Continuation) -> RoundRecord:
+        job_id, number = request.source_job_id, request.round
+        found = await self._world.store.read(lambda tx: tx.rounds.get(job_id, number))
         if found is None:
-            return None
-        fingerprint, job_id = found
-        if fingerprint != new.fingerprint:
-            raise AlreadyExists(
-                Reason.REQUEST_ID_REUSED,
-                f"request id {new.request_id} made job {job_id} from another request; use a new id",
-                resource=("job", job_id),
+            which = f"of round {number}" if number is not None else "yet"
+            raise NotFound(
+                Reason.CHECKPOINT_NOT_FOUND,
+                f"job {job_id} has no checkpoint {which}; list its checkpoints",
+                resource=("checkpoint", f"{job_id}/{number if number is not None else 'latest'}"),
             )
-        return await self.sight(job_id)
-
-    async def _require_stored(self, blobs: dict[str, tuple[int, str]]) -> None:
-        missing = await self._storage.missing([(sha256, size) for sha256, (size, _) in blobs.items()])
-        if missing:
-            names = [f"{blobs[sha256][1]} ({sha256})" for sha256 in missing]
-            more = f", and {len(names) - 20} more" if len(names) > 20 else ""
-            raise FailedPrecondition(
-                Reason.BLOB_MISSING,
-                f"{len(names)} files aren't in storage: {', '.join(names[:20])}{more}; "
-                "write them, then create the job again",
-                metadata={"missing": ",".join(missing[:200])},
-            )
-
-    def _record(self, new: NewJob, spec: JobSpec) -> JobRecord:
-        return JobRecord(
-            job_id=new_id(spec.package.name),
-            display_name=new.display_name or spec.package.name,
-            state=JobState.CREATED,
-            create_time=self._world.clock.now(),
-            package_name=spec.package.name,
-            package_version=spec.package.version,
-            unit=spec.package.unit,
-            settings=spec.settings,
-            chunk_count=len(spec.chunks),
-            can_validate=spec.package.can_validate,
-            rounds_wanted=rounds_wanted(spec.settings, len(spec.chunks)),
-        )
-
-    async def _make(self, new: NewJob, record: JobRecord, spec: JobSpec, digests: list[str]) -> JobSight:
-        """References the files, then commits the job. Dying in between leaves a note to release them."""
-
-        async def note() -> None:
-            async with self._world.store.begin() as tx:
-                await tx.holders.add(record.job_id)
-
-        async def commit() -> JobSight:
-            made = await self._made_before(new)  # by a call that ran beside this one
-            if made is not None:
-                return made
-            async with self._world.store.begin() as tx:
-                await tx.jobs.add(record, spec)
-                await tx.holders.remove(record.job_id)
-                if new.request_id:
-                    await tx.requests.add(new.request_id, new.fingerprint, record.job_id)
-            job = JobRun(record, spec=spec)
-            self._world.jobs[record.job_id] = job
-            self._drive(job)
-            log.info("job created", job=record.job_id, chunks=len(spec.chunks), rounds=record.rounds_wanted)
-            return job
-
-        await self._world.exclusive(note)
-        await self._storage.hold(record.job_id, digests)
-        return await self._world.exclusive(commit)
-
-    def _made(self, job_id: str) -> None:
-        task = self._making.pop(job_id)
-        if not task.cancelled():
-            task.exception()  # seen: the caller got it, or has gone
-        self.release_wake.set()
+        return found
 
     async def command(self, job_id: str, command: Command) -> JobSight:
         """Starts, pauses, resumes or stops a job; a command that changes nothing succeeds.
@@ -259,7 +215,7 @@ class JobCommands:
     async def release_pending(self) -> bool:
         """Releases what storage still holds for jobs that are gone; False: storage can't be reached now."""
         noted = await self._world.store.read(lambda tx: tx.holders.all())
-        for job_id in [job_id for job_id in noted if job_id not in self._making]:
+        for job_id in [job_id for job_id in noted if not self._maker.in_making(job_id)]:
             try:
                 await self._storage.release(job_id)
             except CoveyError as error:
@@ -293,10 +249,12 @@ class JobCommands:
         return await self._world.exclusive(change)
 
 
-def _blobs(spec: JobSpec) -> dict[str, tuple[int, str]]:
-    """Returns size and file name of everything that a job needs, by digest."""
-    blobs = {file.sha256: (file.size, file.file_name) for _, file in spec.package.files()}
-    return blobs | {chunk.sha256: (chunk.size, chunk.file_name) for chunk in spec.chunks}
+def _key(request: Continuation, trained: RoundRecord | None) -> tuple[str, int]:
+    """Returns digest and size of the checkpoint file to go on from."""
+    if request.checkpoint is not None:
+        return request.checkpoint
+    assert trained is not None
+    return trained.checkpoint.sha256, trained.checkpoint.size
 
 
 def _require_participants(job: JobRun) -> None:

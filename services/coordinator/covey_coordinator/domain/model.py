@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from covey_coordinator.domain.spec import Backend, Chunk, Settings, Stage
+from covey_coordinator.domain.plan import UnitRange
+from covey_coordinator.domain.spec import BEGINNING, Backend, Chunk, Origin, Settings, Stage
 from covey_kit.errors import Reason
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "JobRecord",
     "JobState",
     "Lease",
+    "Lineage",
     "Metric",
     "OpenRound",
     "ParticipantRecord",
@@ -95,12 +97,27 @@ class FailureRecord:
 
 
 @dataclass(frozen=True)
+class Lineage:
+    """Where a continued job came from.
+
+    Attributes:
+        round: of the checkpoint.
+        new_queue: True when the queue or the sequence began anew.
+    """
+
+    source_job_id: str
+    round: int
+    checkpoint_sha256: str
+    new_queue: bool
+
+
+@dataclass(frozen=True)
 class JobRecord:
     """A job as it is on disk. Times are unix seconds.
 
     Attributes:
         paused_time: since when it is paused; None when it isn't.
-        chunk_count: chunks of its dataset.
+        chunk_count: chunks of its dataset; 0: an experience job.
         rounds_wanted: the final round.
         rounds_done: finished rounds, round 0 not counted; −1 before round 0.
         units_done: units trained in finished rounds.
@@ -126,6 +143,8 @@ class JobRecord:
     paused_time: float | None = None
     failure: FailureRecord | None = None
     last_error: FailureRecord | None = None
+    origin: Origin = BEGINNING
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True)
@@ -268,6 +287,7 @@ class Assignment:
         lease: who has it now.
         not_before: monotonic time before which a participant that failed on it doesn't get it again.
         pending_since: unix seconds since when nobody has it.
+        unit_range: units that the model generates; None: the work is data.
     """
 
     id: str
@@ -283,6 +303,7 @@ class Assignment:
     result: Result | None = None
     faults: list[Fault] = field(default_factory=list)
     not_before: float = 0.0
+    unit_range: UnitRange | None = None
 
     @property
     def status(self) -> AssignmentStatus:

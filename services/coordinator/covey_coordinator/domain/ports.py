@@ -19,13 +19,14 @@ from covey_coordinator.domain.model import (
     Result,
     RoundRecord,
 )
-from covey_coordinator.domain.spec import Backend, JobSpec
+from covey_coordinator.domain.spec import Backend, ChunkOrder, JobSpec, PackageSpec
 
 T = TypeVar("T")
 
 __all__ = [
     "AssignmentTable",
     "BlobStorage",
+    "CheckpointFacts",
     "CheckpointFile",
     "Checkpoints",
     "Fold",
@@ -33,6 +34,7 @@ __all__ = [
     "InvitationTable",
     "JobTable",
     "ParticipantTable",
+    "QueuePosition",
     "RequestTable",
     "RoundSummary",
     "RoundTable",
@@ -119,6 +121,9 @@ class RoundTable(Protocol):
 
     async def finish(self, job_id: str, record: RoundRecord) -> None:
         """Writes a finished round."""
+
+    async def adopt(self, job_id: str, record: RoundRecord) -> None:
+        """Adds a finished round that another job trained: what the job goes on from."""
 
     async def get(self, job_id: str, round_number: int | None) -> RoundRecord | None:
         """Returns a finished round, or the latest."""
@@ -312,6 +317,45 @@ class Checkpoints(Protocol):
         """Tidies the deltas of a job's open round; returns the names of those that are gone or damaged."""
 
 
+@dataclass(frozen=True)
+class QueuePosition:
+    """Where the queue of chunks stands, as a checkpoint says it.
+
+    Attributes:
+        manifest_sha256: which dataset it is, see `spec.manifest_sha256`.
+    """
+
+    pass_number: int
+    next_index: int
+    manifest_sha256: str
+    chunk_order: ChunkOrder
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """What a stored checkpoint that was read whole says of itself.
+
+    Attributes:
+        seed: its job's seed; None in version 1, as is all that follows.
+        strategy: how its round was aggregated.
+        optimizer: its optimizer tensors.
+        queue: where its queue of chunks stands; None in experience jobs.
+        sequence: (seed, next unit) of its sequence; None in dataset jobs.
+        auxiliary_weights: digests by name.
+    """
+
+    format_version: int
+    round: int
+    metrics: tuple[Metric, ...]
+    units: int
+    seed: int | None
+    strategy: str | None
+    optimizer: tuple[str, ...]
+    queue: QueuePosition | None
+    sequence: tuple[int, int] | None
+    auxiliary_weights: dict[str, str]
+
+
 class BlobStorage(Protocol):
     """What the coordinator asks of storage beside checkpoints."""
 
@@ -323,6 +367,17 @@ class BlobStorage(Protocol):
 
     async def release(self, job_id: str) -> None:
         """Drops a job's references and its checkpoints."""
+
+    async def examine(self, sha256: str, package: PackageSpec) -> CheckpointFacts:
+        """Has a stored checkpoint read whole and compared with the package; returns what it says of itself.
+
+        Raises InvalidArgument (CHECKPOINT_INVALID) with every problem, FailedPrecondition (BLOB_MISSING).
+        """
+
+    async def adopt(
+        self, job_id: str, spec: JobSpec, round_number: int, checkpoint: CheckpointRef
+    ) -> CheckpointRef:
+        """Records a stored checkpoint as one of the job's own and references it."""
 
 
 class Tokens(Protocol):

@@ -329,4 +329,4 @@ def _evaluation_error(
             Reason.INVALID_FIELD, f"{assignment.id} isn't an evaluation: send its result with PushDelta"
         )
     problems = metric_problems(job.spec.package.metrics, report.metrics)
-    return _units_error(report.units, job.spec.package.validation_examples) or _metrics_error(problems)
+    return _units_error(report.units, assignment.units) or _metrics_error(problems)

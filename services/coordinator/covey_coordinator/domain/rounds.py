@@ -25,7 +25,7 @@ from covey_coordinator.domain.model import (
     assignment_id,
 )
 from covey_coordinator.domain.moves import bounded, end_job
-from covey_coordinator.domain.plan import is_validation_round, round_chunks
+from covey_coordinator.domain.plan import is_validation_round, round_chunks, round_units
 from covey_coordinator.domain.ports import CheckpointFile, Checkpoints, Fold, RoundSummary, StoredValidation
 from covey_coordinator.domain.spec import JobSpec
 from covey_coordinator.domain.validations import new_validation
@@ -63,7 +63,22 @@ def plan_assignments(job_id: str, spec: JobSpec, round_number: int, now: float) 
         return [
             Assignment(assignment_id(job_id, 0, 0), job_id, 0, 0, AssignmentKind.INITIALIZE, (), 0, now),
         ]
-    places = round_chunks(spec.settings, round_number, len(spec.chunks))
+    if spec.package.experience:
+        return [
+            Assignment(
+                id=assignment_id(job_id, round_number, index),
+                job_id=job_id,
+                round=round_number,
+                index=index,
+                kind=AssignmentKind.TRAIN,
+                chunks=(),
+                units=units.units,
+                pending_since=now,
+                unit_range=units,
+            )
+            for index, units in enumerate(round_units(spec.settings, round_number, spec.origin))
+        ]
+    places = round_chunks(spec.settings, round_number, len(spec.chunks), spec.origin)
     return [
         Assignment(
             id=assignment_id(job_id, round_number, index),

@@ -10,7 +10,7 @@ from covey_coordinator.domain.spec import (
 )
 from covey_kit.errors import InvalidArgument, Violation
 
-__all__ = ["OWN_FIELDS", "own_hyperparameters", "resolve_settings"]
+__all__ = ["MAX_UNITS", "OWN_FIELDS", "UNITS_PER_ASSIGNMENT", "own_hyperparameters", "resolve_settings"]
 
 OWN_FIELDS = {"batchSize": "batch_size", "learningRate": "learning_rate", "localEpochs": "local_epochs"}
 """Hyperparameters that have a settings field of their own."""
@@ -19,6 +19,12 @@ _FALLBACKS = {"batchSize": 32.0, "learningRate": 0.01, "localEpochs": 1.0}
 """Used when neither the settings nor the package say anything."""
 
 _WHOLE = ("batchSize", "localEpochs")
+
+UNITS_PER_ASSIGNMENT = 32
+"""Units of an experience job's assignment when the settings don't say, or the package's bound next to it."""
+
+MAX_UNITS = (1 << 31) - 1
+"""Most units of one assignment: modules count them in 32 bits, signed."""
 
 
 def own_hyperparameters(package: PackageSpec) -> list[HyperparameterSpec]:
@@ -79,12 +85,17 @@ def _aggregation(request: SettingsRequest) -> tuple[Aggregation, list[Violation]
 
 def _contradictions(package: PackageSpec, request: SettingsRequest, settings: Settings) -> list[Violation]:
     wrong = []
-    if request.experience:
+    if request.experience and not package.experience:
         wrong.append(
             Violation("settings.experience", "expected nothing: the package's work is chunks of a dataset")
         )
+    if package.experience and request.chunk_order is not None:
+        wrong.append(
+            Violation("settings.chunk_order", f"expected nothing: the package makes its own {package.unit}s")
+        )
     if settings.validation_interval > 0 and not package.can_validate:
-        lacks = "no held-out file" if package.evaluation else "no evaluation among its capabilities"
+        there = "no evaluation_units" if package.experience else "no held-out file"
+        lacks = there if package.evaluation else "no evaluation among its capabilities"
         wrong.append(
             Violation(
                 "settings.validation_interval",
@@ -102,6 +113,21 @@ def _contradictions(package: PackageSpec, request: SettingsRequest, settings: Se
     return wrong
 
 
+def _units(package: PackageSpec, request: SettingsRequest) -> tuple[int | None, list[Violation]]:
+    """Returns the units of an assignment (None: a dataset job), and what is wrong with them."""
+    if not package.experience:
+        return None, []
+    least = max(package.min_units or 1, 1)
+    most = MAX_UNITS if package.max_units is None else min(package.max_units, MAX_UNITS)
+    given = request.units_per_assignment
+    if given is None:
+        return min(max(UNITS_PER_ASSIGNMENT, least), most), []
+    if least <= given <= most:
+        return given, []
+    found = f"expected {least} to {most} (the package's min_units and max_units), found {given}"
+    return given, [Violation("settings.experience.units_per_assignment", found)]
+
+
 def resolve_settings(package: PackageSpec, request: SettingsRequest) -> tuple[Settings, list[Violation]]:
     """Fills in defaults and returns the settings in force with everything that is wrong with them.
 
@@ -115,6 +141,8 @@ def resolve_settings(package: PackageSpec, request: SettingsRequest) -> tuple[Se
     own, found = _own(package, request)
     wrong += found
     aggregation, found = _aggregation(request)
+    wrong += found
+    units_per_assignment, found = _units(package, request)
     wrong += found
     assignment_timeout = 600.0 if request.assignment_timeout is None else request.assignment_timeout
     silence_timeout = request.silence_timeout
@@ -135,5 +163,6 @@ def resolve_settings(package: PackageSpec, request: SettingsRequest) -> tuple[Se
         validation_interval=request.validation_interval or 0,
         silence_timeout=silence_timeout,
         assignment_timeout=assignment_timeout,
+        units_per_assignment=units_per_assignment,
     )
     return settings, wrong + _contradictions(package, request, settings)

@@ -1,5 +1,7 @@
 """What a job is made of: the package, the data and the settings, as plain values."""
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -7,6 +9,7 @@ from functools import cached_property
 from covey_coordinator.domain.aggregation import Aggregation
 
 __all__ = [
+    "BEGINNING",
     "Backend",
     "Chunk",
     "ChunkOrder",
@@ -14,12 +17,14 @@ __all__ = [
     "HyperparameterSpec",
     "JobSpec",
     "NamedFileSpec",
+    "Origin",
     "PackageSpec",
     "ParameterSpec",
     "Settings",
     "SettingsRequest",
     "Stage",
     "UploadedFile",
+    "manifest_sha256",
 ]
 
 
@@ -108,6 +113,7 @@ class PackageSpec:
         gpu: True when the package declares `GPU_WGPU`.
         validation_examples: examples of the held-out file; None: the device counts.
         manifest: the whole manifest as its serialized message, passed on to participants untouched.
+        evaluation_units: fixed units on which an experience package is evaluated; None or 0: none.
     """
 
     name: str
@@ -134,6 +140,7 @@ class PackageSpec:
     auxiliary_files: tuple[NamedFileSpec, ...]
     validation_examples: int | None
     manifest: bytes
+    evaluation_units: int | None = None
 
     @property
     def weight_count(self) -> int:
@@ -142,8 +149,9 @@ class PackageSpec:
 
     @property
     def can_validate(self) -> bool:
-        """Whether there is something to validate on."""
-        return self.evaluation and self.validation is not None
+        """Whether there is something to validate on: a held-out file, or units that the model generates."""
+        there = bool(self.evaluation_units) if self.experience else self.validation is not None
+        return self.evaluation and there
 
     def files(self) -> list[tuple[str, FileSpec]]:
         """Every file of the package with the path of its field."""
@@ -167,6 +175,14 @@ class Chunk:
     sha256: str
     format: str
     examples: int
+
+
+def manifest_sha256(chunks: Iterable[Chunk]) -> str:
+    """Returns which dataset it is: SHA-256 over the chunks' raw digests (32 bytes), in manifest order."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(bytes.fromhex(chunk.sha256))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +218,7 @@ class SettingsRequest:
     silence_timeout: float | None = None
     assignment_timeout: float | None = None
     experience: bool = False
+    units_per_assignment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -209,9 +226,11 @@ class Settings:
     """Settings in force. Durations in seconds.
 
     Attributes:
-        epochs: passes wanted; None when `target_round` decides.
+        epochs: passes (rounds of an experience job) wanted; None when `target_round` decides.
         target_round: the final round; None when `epochs` decides.
         hyperparameters: the model's own, name and value, in manifest order.
+        chunk_order: means nothing in an experience job.
+        units_per_assignment: units of an experience job's assignment; None: a dataset job.
     """
 
     epochs: int | None
@@ -228,6 +247,30 @@ class Settings:
     validation_interval: int
     silence_timeout: float
     assignment_timeout: float
+    units_per_assignment: int | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a job's work begins.
+
+    Attributes:
+        round: the round whose checkpoint it starts from; 0: the initial weights.
+        pass_number: pass of the first chunk (dataset jobs).
+        next_index: place of the first chunk in that pass's order.
+        sequence_seed: seeds the units (experience jobs).
+        next_unit: number of the first unit.
+    """
+
+    round: int = 0
+    pass_number: int = 0
+    next_index: int = 0
+    sequence_seed: int = 0
+    next_unit: int = 0
+
+
+BEGINNING = Origin()
+"""Where a new dataset job begins."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +280,7 @@ class JobSpec:
     package: PackageSpec
     chunks: tuple[Chunk, ...]
     settings: Settings
+    origin: Origin = BEGINNING
 
     @cached_property
     def total_bytes(self) -> int:

@@ -3,26 +3,30 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from covey_coordinator.domain.plan import rounds_wanted
-from covey_coordinator.domain.settings import resolve_settings
+from covey_coordinator.domain.plan import next_unit, rounds_wanted, sequence_seed
+from covey_coordinator.domain.settings import MAX_UNITS, resolve_settings
 from covey_coordinator.domain.spec import (
     Chunk,
     FileSpec,
     JobSpec,
+    Origin,
     PackageSpec,
     Settings,
     SettingsRequest,
     UploadedFile,
 )
-from covey_kit.errors import InvalidArgument, Reason, Unimplemented, Violation
+from covey_kit.errors import InvalidArgument, Reason, Violation
 
-__all__ = ["MAX_ROUNDS", "MAX_WEIGHTS", "validate_job"]
+__all__ = ["MAX_ROUNDS", "MAX_WEIGHTS", "check_job", "check_sequence", "raise_all", "validate_job"]
 
 MAX_WEIGHTS = 1 << 30
 """Most weights of a model: 4 GiB of f32, all that a 32-bit module can address."""
 
 MAX_ROUNDS = 10_000_000
 """Most rounds of a job; the bound of `target_round` in the contract."""
+
+_MAX_UNIT = (1 << 63) - 1
+"""Greatest number of a unit: modules number them in 64 bits, signed."""
 
 _Uploads = Mapping[str, Sequence[UploadedFile]]
 
@@ -78,10 +82,7 @@ def _package_shape(package: PackageSpec) -> list[Violation]:
                 "package.parameters", f"expected at most {MAX_WEIGHTS} weights, found {package.weight_count}"
             )
         )
-    if package.inputs == "none":
-        wrong.append(
-            Violation("package.work_source.inputs", "expected 'dataset' for kind DATASET, found 'none'")
-        )
+    wrong += _experience_shape(package) if package.experience else _dataset_shape(package)
     if (
         package.min_units is not None
         and package.max_units is not None
@@ -96,11 +97,54 @@ def _package_shape(package: PackageSpec) -> list[Violation]:
     return wrong + _capabilities(package) + _defaults(package)
 
 
+def _dataset_shape(package: PackageSpec) -> list[Violation]:
+    if package.inputs == "dataset":
+        return []
+    return [Violation("package.work_source.inputs", "expected 'dataset' for kind DATASET, found 'none'")]
+
+
+def _experience_shape(package: PackageSpec) -> list[Violation]:
+    wrong = []
+    if package.inputs != "none":
+        wrong.append(
+            Violation(
+                "package.work_source.inputs",
+                "expected 'none' for kind EXPERIENCE, because an assignment carries either chunks or units; "
+                f"found {package.inputs!r}",
+            )
+        )
+    if package.validation is not None:
+        wrong.append(
+            Violation(
+                "package.validation",
+                f"expected none, because the package makes its own {package.unit}s (kind EXPERIENCE): it is "
+                f"evaluated on work_source.evaluation_units; found {package.validation.file_name!r}",
+            )
+        )
+    if package.max_units == 0:
+        wrong.append(Violation("package.work_source.max_units", "expected at least 1, found 0"))
+    for name in ("min_units", "evaluation_units"):
+        value = getattr(package, name)
+        if value is not None and value > MAX_UNITS:
+            wrong.append(
+                Violation(f"package.work_source.{name}", f"expected at most {MAX_UNITS}, found {value}")
+            )
+    if package.evaluation_units and not package.evaluation:
+        wrong.append(
+            Violation(
+                "package.capabilities.evaluation",
+                f"expected true, because work_source.evaluation_units is {package.evaluation_units}; "
+                "found false",
+            )
+        )
+    return wrong
+
+
 def _capabilities(package: PackageSpec) -> list[Violation]:
     wrong = []
     if not package.training:
         wrong.append(Violation("package.capabilities.training", "expected true: a job trains; found false"))
-    if package.validation is not None and not package.evaluation:
+    if package.validation is not None and not package.evaluation and not package.experience:
         wrong.append(
             Violation(
                 "package.capabilities.evaluation", "expected true, because validation is there; found false"
@@ -139,6 +183,8 @@ def _defaults(package: PackageSpec) -> list[Violation]:
 
 
 def _check_dataset(package: PackageSpec, chunks: Sequence[Chunk], uploads: _Uploads) -> list[Violation]:
+    if package.experience:
+        return _check_no_dataset(package, chunks)
     if not chunks:
         return [Violation("dataset.chunks", "expected at least one chunk, found none")]
     wrong = [
@@ -172,8 +218,35 @@ def _check_dataset(package: PackageSpec, chunks: Sequence[Chunk], uploads: _Uplo
     return wrong
 
 
+def _check_no_dataset(package: PackageSpec, chunks: Sequence[Chunk]) -> list[Violation]:
+    if not chunks:
+        return []
+    return [
+        Violation(
+            "dataset.chunks",
+            f"expected no chunks, because the package makes its own {package.unit}s (kind EXPERIENCE); "
+            f"found {len(chunks)}",
+        )
+    ]
+
+
+def check_sequence(settings: Settings, origin: Origin, final_round: int) -> list[Violation]:
+    """Checks that an experience job's units can be numbered to its end."""
+    if settings.units_per_assignment is None:
+        return []
+    end = next_unit(settings, final_round, origin)
+    if end <= _MAX_UNIT:
+        return []
+    return [
+        Violation(
+            "settings.experience.units_per_assignment",
+            f"these settings number units up to {end}, expected at most {_MAX_UNIT}",
+        )
+    ]
+
+
 def _check_rounds(settings: Settings, chunk_count: int) -> list[Violation]:
-    wanted = rounds_wanted(settings, chunk_count) if chunk_count else 0
+    wanted = rounds_wanted(settings, chunk_count)
     if wanted <= MAX_ROUNDS:
         return []
     return [
@@ -181,7 +254,8 @@ def _check_rounds(settings: Settings, chunk_count: int) -> list[Violation]:
     ]
 
 
-def _raise(groups: Sequence[tuple[Reason, Sequence[Violation]]]) -> None:
+def raise_all(groups: Sequence[tuple[Reason, Sequence[Violation]]]) -> None:
+    """Raises InvalidArgument with all violations, if there are any, and the first such group's reason."""
     wrong = [violation for _, violations in groups for violation in violations]
     if not wrong:
         return
@@ -191,27 +265,23 @@ def _raise(groups: Sequence[tuple[Reason, Sequence[Violation]]]) -> None:
     raise InvalidArgument(reason, f"this can't be a job: {listed}{more}", violations=wrong)
 
 
-def validate_job(
+Groups = list[tuple[Reason, Sequence[Violation]]]
+"""Violations and the reason that each group of them gives an error."""
+
+
+def check_job(
     package: PackageSpec,
     chunks: Sequence[Chunk],
     request: SettingsRequest,
     files: Sequence[UploadedFile],
-) -> JobSpec:
+) -> tuple[JobSpec, Groups]:
     """Checks a job that is to be and fills in the defaults of its settings.
 
     Takes microseconds a chunk; call it in a thread for many.
 
-    Raises:
-        Unimplemented: NOT_IMPLEMENTED for experience packages.
-        InvalidArgument: all violations; the reason is that of the first group that has any: the package
-            (PACKAGE_MISMATCH), the data (DATASET_MISMATCH), the settings (SETTINGS_MISMATCH).
+    Returns the job, worth something only when nothing is wrong, and everything that is wrong with it: with
+    the package (PACKAGE_MISMATCH), the data (DATASET_MISMATCH), the settings (SETTINGS_MISMATCH).
     """
-    if package.experience:
-        raise Unimplemented(
-            Reason.NOT_IMPLEMENTED,
-            f"{package.name} generates its own work (workSource.kind is EXPERIENCE); "
-            "this version trains on datasets only",
-        )
     uploads: dict[str, list[UploadedFile]] = defaultdict(list)
     for file in files:
         uploads[file.file_name].append(file)
@@ -221,11 +291,28 @@ def validate_job(
     in_data = _check_dataset(package, chunks, uploads)
     settings, in_settings = resolve_settings(package, request)
     in_settings += _check_rounds(settings, len(chunks))
-    _raise(
-        [
-            (Reason.PACKAGE_MISMATCH, in_package),
-            (Reason.DATASET_MISMATCH, in_data),
-            (Reason.SETTINGS_MISMATCH, in_settings),
-        ]
-    )
-    return JobSpec(package, tuple(chunks), settings)
+    origin = Origin(sequence_seed=sequence_seed(settings.seed, 0) if package.experience else 0)
+    groups: Groups = [
+        (Reason.PACKAGE_MISMATCH, in_package),
+        (Reason.DATASET_MISMATCH, in_data),
+        (Reason.SETTINGS_MISMATCH, in_settings),
+    ]
+    return JobSpec(package, tuple(chunks), settings, origin), groups
+
+
+def validate_job(
+    package: PackageSpec,
+    chunks: Sequence[Chunk],
+    request: SettingsRequest,
+    files: Sequence[UploadedFile],
+) -> JobSpec:
+    """Returns a new job as `check_job` does.
+
+    Raises:
+        InvalidArgument: all violations, with the reason of the first group that has any.
+    """
+    spec, groups = check_job(package, chunks, request, files)
+    final = rounds_wanted(spec.settings, len(chunks))
+    groups.append((Reason.SETTINGS_MISMATCH, check_sequence(spec.settings, spec.origin, final)))
+    raise_all(groups)
+    return spec

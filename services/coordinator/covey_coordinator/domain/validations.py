@@ -1,4 +1,4 @@
-"""Validations: a checkpoint evaluated on the package's held-out file, beside the training."""
+"""Validations: a checkpoint evaluated on held-out data, or on units of the package's own."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from covey_coordinator.domain.model import (
     Validation,
     validation_id,
 )
+from covey_coordinator.domain.plan import EVALUATION_SEED, UnitRange
 from covey_coordinator.domain.ports import StoredValidation
 from covey_coordinator.domain.world import JobRun, JobSight, World
 from covey_kit.errors import FailedPrecondition, NotFound, Reason
@@ -26,6 +27,10 @@ class ValidationAnswer:
 
 def new_validation(job: JobRun, finished: RoundRecord, now: float, *, scheduled: bool) -> Validation:
     """Returns the validation of a finished round, to be handed out."""
+    package = job.spec.package
+    generated = None
+    if package.experience:
+        generated = UnitRange(0, package.evaluation_units or 0, EVALUATION_SEED)
     assignment = Assignment(
         id=validation_id(job.record.job_id, finished.round),
         job_id=job.record.job_id,
@@ -33,8 +38,9 @@ def new_validation(job: JobRun, finished: RoundRecord, now: float, *, scheduled:
         index=0,
         kind=AssignmentKind.EVALUATE,
         chunks=(),
-        units=job.spec.package.validation_examples,
+        units=generated.units if generated is not None else package.validation_examples,
         pending_since=now,
+        unit_range=generated,
     )
     return Validation(finished.round, scheduled, finished.checkpoint, assignment)
 
@@ -44,7 +50,8 @@ def _require_validatable(job: JobSight) -> None:
     if not job.record.can_validate:
         raise FailedPrecondition(
             Reason.JOB_STATE,
-            f"job {job_id} can't be validated: its package has no held-out file or no evaluation",
+            f"job {job_id} can't be validated: its package has no held-out file (or evaluation units) "
+            "or no evaluation",
             resource=("job", job_id),
         )
     if not job.accepted():

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey_coordinator.domain.model import Assignment, Invitation, JobState
-from covey_coordinator.domain.plan import rounds_per_pass
+from covey_coordinator.domain.plan import position_after
 from covey_coordinator.domain.waits import Scene, Wait, waits
 from covey_coordinator.domain.world import JobSight, World
 
@@ -16,7 +16,7 @@ class ProgressView:
 
     rounds_done: int
     rounds_wanted: int
-    passes_done: int
+    passes_done: int | None
     passes_wanted: int | None
     units_done: int
     round_units_done: int
@@ -59,11 +59,15 @@ def _progress(job: JobSight) -> ProgressView:
                 round_done += assignment.result.units
             elif assignment.lease is not None:
                 round_done += assignment.lease.progress.units_done or 0
+    passes = None
+    if record.settings.units_per_assignment is None:
+        at = max(done, record.origin.round)
+        passes = position_after(record.settings, at, record.chunk_count, record.origin).pass_number
     return ProgressView(
         rounds_done=done,
         rounds_wanted=record.rounds_wanted,
-        passes_done=done // rounds_per_pass(record.settings, record.chunk_count),
-        passes_wanted=record.settings.epochs,
+        passes_done=passes,
+        passes_wanted=record.settings.epochs if passes is not None else None,
         units_done=record.units_done,
         round_units_done=round_done,
         round_units_wanted=wanted,

@@ -7,9 +7,28 @@ from typing import TypeAlias, cast
 import grpc.aio
 
 from covey.v1 import checkpoint_pb2, common_pb2, storage_service_pb2, storage_service_pb2_grpc
+from covey_coordinator.convert.checkpoint import (
+    expectation_to_proto,
+    facts_from_proto,
+    package_expectation_to_proto,
+    problems_from_proto,
+)
+from covey_coordinator.convert.values import checkpoint_from_proto
+from covey_coordinator.domain.model import CheckpointRef
+from covey_coordinator.domain.ports import CheckpointFacts
+from covey_coordinator.domain.spec import JobSpec, PackageSpec
 from covey_kit.caller import Role
 from covey_kit.channel import connect
-from covey_kit.errors import CoveyError, DataLoss, DeadlineExceeded, Reason, Unavailable
+from covey_kit.errors import (
+    CoveyError,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    Unavailable,
+)
 from covey_kit.status import rpc_errors
 from covey_kit.tokens import SigningKey
 
@@ -95,6 +114,51 @@ class StorageLink:
         try:
             with rpc_errors():
                 await self._stub.ReleaseHolder(request)
+        except CoveyError as error:
+            raise self._told(error) from error
+
+    async def examine(self, sha256: str, package: PackageSpec) -> CheckpointFacts:
+        """Has a stored checkpoint read whole and compared with the package; returns what it says of itself.
+
+        Raises:
+            InvalidArgument: CHECKPOINT_INVALID with every problem.
+            FailedPrecondition: BLOB_MISSING.
+        """
+        request = storage_service_pb2.VerifyCheckpointRequest(
+            sha256=sha256, expectation=package_expectation_to_proto(package)
+        )
+        try:
+            with rpc_errors():
+                found = await self._stub.VerifyCheckpoint(request)
+        except NotFound as error:
+            raise FailedPrecondition(
+                Reason.BLOB_MISSING,
+                f"the checkpoint {sha256} isn't in storage; write it, then try again",
+                metadata={"missing": sha256},
+            ) from error
+        except CoveyError as error:
+            raise self._told(error) from error
+        problems = problems_from_proto(found)
+        if not found.valid:
+            listed = "; ".join(f"{v.field}: {v.description}" for v in problems[:10])
+            raise InvalidArgument(
+                Reason.CHECKPOINT_INVALID,
+                f"nothing can go on from the checkpoint {sha256}: {listed}",
+                violations=problems,
+            )
+        return facts_from_proto(found.header)
+
+    async def adopt(
+        self, job_id: str, spec: JobSpec, round_number: int, checkpoint: CheckpointRef
+    ) -> CheckpointRef:
+        """Records a stored checkpoint as one of the job's own, and references it."""
+        request = storage_service_pb2.PutCheckpointRequest(
+            job_id=job_id,
+            blob=common_pb2.BlobRef(sha256=checkpoint.sha256, size_bytes=checkpoint.size),
+            expectation=expectation_to_proto(spec, round_number),
+        )
+        try:
+            return checkpoint_from_proto(await self.put_checkpoint(request))
         except CoveyError as error:
             raise self._told(error) from error
 

@@ -1,7 +1,9 @@
 """Jobs in the database, and what belongs to their making and deletion."""
 
 import asyncio
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Row, delete, insert, or_, select, update
@@ -14,9 +16,14 @@ from covey_coordinator.convert.spec import (
     settings_to_proto,
     spec_from_bytes,
 )
-from covey_coordinator.convert.values import failure_from_proto, failure_to_proto
+from covey_coordinator.convert.values import (
+    failure_from_proto,
+    failure_to_proto,
+    lineage_from_proto,
+    lineage_to_proto,
+)
 from covey_coordinator.domain.model import FailureRecord, JobRecord, JobState
-from covey_coordinator.domain.spec import JobSpec
+from covey_coordinator.domain.spec import JobSpec, Origin
 from covey_coordinator.state.tables import (
     assignments,
     faults,
@@ -60,6 +67,10 @@ def _to_row(record: JobRecord) -> dict[str, Any]:
         "units_done": record.units_done,
         "failure": failure_to_bytes(record.failure),
         "last_error": failure_to_bytes(record.last_error),
+        "origin": json.dumps(asdict(record.origin)),
+        "lineage": lineage_to_proto(record.lineage).SerializeToString()
+        if record.lineage is not None
+        else None,
     }
 
 
@@ -83,6 +94,10 @@ def _from_row(row: Row[Any]) -> JobRecord:
         paused_time=row.paused_time,
         failure=failure_from_bytes(row.failure),
         last_error=failure_from_bytes(row.last_error),
+        origin=Origin(**json.loads(row.origin)),
+        lineage=lineage_from_proto(job_pb2.JobLineage.FromString(row.lineage))
+        if row.lineage is not None
+        else None,
     )
 
 
@@ -120,7 +135,7 @@ class SqlJobs:
     async def spec(self, job_id: str) -> JobSpec | None:
         """Returns what a job is made of."""
         statement = (
-            select(job_specs.c.package, job_specs.c.dataset, jobs.c.settings)
+            select(job_specs.c.package, job_specs.c.dataset, jobs.c.settings, jobs.c.origin)
             .join(jobs, jobs.c.job_id == job_specs.c.job_id)
             .where(job_specs.c.job_id == job_id)
         )
@@ -128,7 +143,8 @@ class SqlJobs:
         if row is None:
             return None
         settings = settings_from_proto(job_pb2.JobSettings.FromString(row.settings))
-        return await asyncio.to_thread(spec_from_bytes, row.package, row.dataset, settings)
+        origin = Origin(**json.loads(row.origin))
+        return await asyncio.to_thread(spec_from_bytes, row.package, row.dataset, settings, origin)
 
     async def page(
         self, before: int | None, limit: int, states: Sequence[JobState]

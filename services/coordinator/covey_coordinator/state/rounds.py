@@ -81,6 +81,18 @@ class SqlRounds:
         row = (await self._connection.execute(statement)).one_or_none()
         return (row.round, row.start_time) if row is not None else None
 
+    async def adopt(self, job_id: str, record: RoundRecord) -> None:
+        """Adds a finished round that another job trained: what the job goes on from."""
+        row = {
+            "job_id": job_id,
+            "round": record.round,
+            "start_time": record.start_time,
+            "assignments": record.assignments,
+            "validation_metrics": metrics_to_json(record.validation_metrics),
+        }
+        await self._connection.execute(insert(rounds), row)
+        await self.finish(job_id, record)
+
     async def finish(self, job_id: str, record: RoundRecord) -> None:
         """Writes a finished round."""
         statement = update(rounds).where(rounds.c.job_id == job_id, rounds.c.round == record.round)

@@ -37,7 +37,7 @@ __all__ = [
     "validations",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Grows by one with each change of the tables; another version's database is refused."""
 
 metadata = MetaData()
@@ -87,6 +87,8 @@ jobs = Table(
     Column("units_done", BigInteger, nullable=False),
     Column("failure", LargeBinary),  # Failure
     Column("last_error", LargeBinary),  # Failure
+    Column("origin", Text, nullable=False),  # JSON of Origin
+    Column("lineage", LargeBinary),  # JobLineage; none: it began with initial weights
     Index("jobs_state", "state"),
 )
 

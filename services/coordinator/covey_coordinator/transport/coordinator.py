@@ -13,6 +13,7 @@ from covey.v1 import (
     job_pb2,
 )
 from covey_coordinator.convert.job import (
+    continuation_from_proto,
     job_state_from_proto,
     job_to_proto,
     new_job_from_proto,
@@ -25,7 +26,7 @@ from covey_coordinator.domain.lifecycle import Command
 from covey_coordinator.domain.queries import Queries
 from covey_coordinator.domain.view import view_job
 from covey_coordinator.domain.world import JobSight, World
-from covey_kit.errors import NotFound, Reason, Unimplemented
+from covey_kit.errors import NotFound, Reason
 
 __all__ = ["Archive", "CoordinatorServicer"]
 
@@ -75,10 +76,8 @@ class CoordinatorServicer(coordinator_service_pb2_grpc.CoordinatorServiceService
         return _pb.CreateJobResponse(job=self._job(await self._jobs.create(new)))
 
     async def ContinueJob(self, request: _pb.ContinueJobRequest, context: Any) -> _pb.ContinueJobResponse:
-        raise Unimplemented(
-            Reason.NOT_IMPLEMENTED,
-            "this version can't continue a job from a checkpoint; create a job with the final target_round",
-        )
+        wanted = await asyncio.to_thread(lambda: continuation_from_proto(request, _fingerprint(request)))
+        return _pb.ContinueJobResponse(job=self._job(await self._jobs.continue_(wanted)))
 
     async def GetJob(self, request: _pb.GetJobRequest, context: Any) -> _pb.GetJobResponse:
         return _pb.GetJobResponse(job=self._job(await self._jobs.sight(request.job_id)))
@@ -177,10 +176,10 @@ class CoordinatorServicer(coordinator_service_pb2_grpc.CoordinatorServiceService
             await context.write(_pb.ExportCheckpointResponse(data=data))
 
 
-def _fingerprint(request: _pb.CreateJobRequest) -> str:
+def _fingerprint(request: _pb.CreateJobRequest | _pb.ContinueJobRequest) -> str:
     """Returns what tells one creation from another, whatever its request id."""
-    copy = _pb.CreateJobRequest()
-    copy.CopyFrom(request)
+    copy = type(request).FromString(request.SerializeToString())
     copy.ClearField("request_id")
     copy.ClearField("validate_only")
-    return hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest()
+    kind = request.DESCRIPTOR.full_name.encode()
+    return hashlib.sha256(kind + copy.SerializeToString(deterministic=True)).hexdigest()

@@ -121,7 +121,7 @@ class Program:
         if found != wanted:
             raise WorkFailure(Reason.EXAMPLE_COUNT, f"PLAY of {wanted} units recorded {found}")
         tally.units = 0  # the same units come a second time
-        self._work(instance, _Work(abi.Phase.UPDATE, 0, wanted, job.config.local_epochs), tally)
+        self._work(instance, _Work(abi.Phase.UPDATE, job.first_unit, wanted, job.config.local_epochs), tally)
         tally.add(instance.metrics(job.module.metrics))
 
     def _play(self, job: Job, instance: Instance, tally: "_Tally") -> bytes:
