@@ -42,6 +42,8 @@ async def create_job(mesh: Mesh, package: WatPackage, **settings: Any) -> str:
     names = [manifest.module.file_name]
     if manifest.HasField("validation"):
         names.append(manifest.validation.file_name)
+    if manifest.HasField("shader_archive"):
+        names.append(manifest.shader_archive.file_name)
     files = {name: (package.folder / name).read_bytes() for name in names}
     for chunk in package.chunks:
         files[chunk["fileName"]] = (package.data / chunk["fileName"]).read_bytes()

@@ -1,13 +1,16 @@
 """The device's decisions: backends, invitations, stages, waits."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covey_kit.errors import FailedPrecondition, NotFound, Reason
-from covey_participant.domain.backend import Fallback, choose_backend
+from covey_participant.domain.backend import Choice, Fallback, choose_backend
 from covey_participant.domain.backoff import Backoff
 from covey_participant.domain.execution import Execution, Stage
 from covey_participant.domain.failure import MOST_BYTES, WorkFailure, bounded
@@ -37,6 +40,31 @@ PACKAGE = Package("digits", "1", MODULE, 8, gpu=GpuNeeds({"max-buffer-size": 100
 GPU = Adapter("Big GPU", "DiscreteGPU", "Vulkan", {"max-buffer-size": 100}, frozenset({"shader-f16"}))
 SMALL = replace(GPU, limits={"max-buffer-size": 99})
 SETTINGS = DeviceSettings()
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that decides about a backend; as it is made, the GPU is taken."""
+
+    package: Package = PACKAGE
+    settings: DeviceSettings = SETTINGS
+    adapters: tuple[Adapter, ...] = (GPU,)
+    device_error: str = ""
+
+    def set(self, **changes: Any) -> "World":
+        """The same with changes."""
+        return replace(self, **changes)
+
+    def needs(self, **changes: Any) -> "World":
+        """The same with a package that asks more of a GPU, if it asks anything."""
+        gpu = self.package.gpu
+        return self.set(package=replace(self.package, gpu=replace(gpu, **changes) if gpu else None))
+
+    def choose(self) -> Choice:
+        """What is chosen; the plan takes 2 MiB."""
+        return choose_backend(
+            self.package, self.settings, self.adapters, plan_bytes=2 << 20, device_error=self.device_error
+        )
 
 
 # --- backends ---------------------------------------------------------------------------------
@@ -97,6 +125,68 @@ def test_the_first_obstacle_is_named() -> None:
         Fallback.LIMITS,
         Fallback.DEVICE_ERROR,
     ]
+
+
+STEPS: tuple[tuple[Fallback, Callable[[World], World]], ...] = (
+    (Fallback.PREFERENCE, lambda w: w.set(settings=replace(w.settings, preference=Preference.CPU))),
+    (Fallback.NOT_DECLARED, lambda w: w.set(package=replace(w.package, gpu=None))),
+    (Fallback.NO_ARCHIVE, lambda w: w.set(package=replace(w.package, shader_archive=None))),
+    (Fallback.NO_ADAPTER, lambda w: w.set(adapters=())),
+    (Fallback.LIMITS, lambda w: w.needs(limits={"max-buffer-size": 101})),
+    (Fallback.FEATURES, lambda w: w.needs(features=("timestamps",))),
+    (Fallback.BUDGET, lambda w: w.set(settings=replace(w.settings, gpu_memory_budget_mib=1))),
+    (
+        Fallback.EXPERIENCE_OVER_DATASET,
+        lambda w: w.set(package=replace(w.package, experience=True, dataset_inputs=True)),
+    ),
+    (Fallback.DEVICE_ERROR, lambda w: w.set(device_error="lost")),
+)
+"""Each precondition and how to take it away, in the order in which they are checked."""
+
+
+@pytest.mark.parametrize("preference", [Preference.AUTO, Preference.GPU])
+@pytest.mark.parametrize("experience", [False, True])
+def test_the_first_of_all_that_fails_is_the_reason(preference: Preference, experience: bool) -> None:
+    """All 512 combinations of what may be missing: the GPU if and only if nothing is."""
+    package = replace(PACKAGE, experience=experience, dataset_inputs=not experience)
+    whole = World(package, DeviceSettings(preference))
+    for missing in product((False, True), repeat=len(STEPS)):
+        world, expected = whole, [step[0] for step, gone in zip(STEPS, missing, strict=True) if gone]
+        for (_, take_away), gone in zip(STEPS, missing, strict=True):
+            world = take_away(world) if gone else world
+        chosen = world.choose()
+
+        if expected:
+            assert (chosen.backend, chosen.fallback) == (Backend.CPU_WASM, expected[0]), expected
+            assert chosen.message
+            assert chosen.adapter is None
+        else:
+            assert chosen.backend is (Backend.HYBRID if experience else Backend.GPU_WGPU)
+            assert (chosen.fallback, chosen.adapter) == (None, GPU)
+
+
+def test_auto_takes_no_software_gpu() -> None:
+    """Only where everything else fits is that the reason; the preference GPU takes it."""
+    software = replace(GPU, name="llvmpipe", adapter_type="CPU")
+    auto = choose_backend(PACKAGE, SETTINGS, (software,))
+    small = choose_backend(PACKAGE, SETTINGS, (replace(SMALL, adapter_type="CPU"),))
+    wanted = choose_backend(PACKAGE, DeviceSettings(Preference.GPU), (software,))
+
+    assert (auto.backend, auto.fallback) == (Backend.CPU_WASM, Fallback.PREFERENCE)
+    assert "llvmpipe" in auto.message
+    assert small.fallback is Fallback.LIMITS
+    assert (wanted.backend, wanted.adapter) == (Backend.GPU_WGPU, software)
+
+
+def test_the_best_adapter_that_is_able_is_taken() -> None:
+    """The first with limits and features; where none has them, the best one's shortcoming is the reason."""
+    second = replace(GPU, name="Second GPU")
+    software = replace(GPU, name="llvmpipe", adapter_type="CPU")
+
+    assert choose_backend(PACKAGE, SETTINGS, (SMALL, second)).adapter == second
+    assert choose_backend(PACKAGE, SETTINGS, (SMALL, software)).fallback is Fallback.LIMITS
+    assert choose_backend(PACKAGE, DeviceSettings(Preference.GPU), (SMALL, software)).adapter == software
+    assert choose_backend(PACKAGE, SETTINGS, (software, second)).adapter == second
 
 
 def test_limits_that_are_unknown_or_too_low_are_all_named() -> None:
