@@ -24,6 +24,7 @@ What the methods return are the messages of the contract (`covey.v1`). What goes
 from covey.client._checkpoints import Checkpoints
 from covey.client._client import Client, connect
 from covey.client._device import Device, open_device
+from covey.client._diagnostics import Diagnostics
 from covey.client._jobs import Jobs
 from covey.client._participants import Participants
 from covey.client._storage import Storage, UploadProgress
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "Client",
     "Device",
+    "Diagnostics",
     "Jobs",
     "Participants",
     "Storage",

@@ -6,6 +6,7 @@ from typing import Self
 
 from covey.client._checkpoints import Checkpoints
 from covey.client._connection import Connection
+from covey.client._diagnostics import Diagnostics
 from covey.client._jobs import Jobs
 from covey.client._participants import Participants
 from covey.client._storage import Storage
@@ -23,6 +24,7 @@ class Client:
         participants: who joined, and invitations.
         checkpoints: the results.
         storage: blobs.
+        diagnostics: what each device is doing.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -31,6 +33,7 @@ class Client:
         self.jobs = Jobs(connection, self.storage)
         self.participants = Participants(connection)
         self.checkpoints = Checkpoints(connection)
+        self.diagnostics = Diagnostics(connection)
 
     @property
     def server(self) -> Server:

@@ -32,7 +32,7 @@ class Connection:
         self._token = token
         self._root_cert = root_cert
         self.coordinator = open_channel(server.address, token, root_cert=root_cert)
-        self._storage: grpc.aio.Channel | None = None
+        self._others: dict[str, grpc.aio.Channel] = {}
         self.info: server_service_pb2.GetServerInfoResponse | None = None
 
     async def open(self) -> server_service_pb2.GetServerInfoResponse:
@@ -64,18 +64,35 @@ class Connection:
 
     async def storage(self) -> grpc.aio.Channel:
         """Returns the channel to storage: the coordinator's own when it names no other."""
+        return self._channel((await self.open()).storage_address)
+
+    async def diagnostics(self) -> grpc.aio.Channel:
+        """Returns the channel to diagnostics: the coordinator's own when it names no other.
+
+        Raises:
+            FailedPrecondition: NOT_IMPLEMENTED, this mesh has no diagnostics.
+        """
         info = await self.open()
-        if not info.storage_address or info.storage_address == self.server.address:
+        if not info.diagnostics_address and "covey.v1.DiagnosticsService" not in info.services:
+            raise FailedPrecondition(
+                Reason.NOT_IMPLEMENTED,
+                f"the coordinator at {self.server.address} names no diagnostics service; start "
+                "covey-diagnostics and tell the coordinator its address",
+            )
+        return self._channel(info.diagnostics_address)
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if not address or address == self.server.address:
             return self.coordinator
-        if self._storage is None:
-            self._storage = open_channel(info.storage_address, self._token, root_cert=self._root_cert)
-        return self._storage
+        if address not in self._others:
+            self._others[address] = open_channel(address, self._token, root_cert=self._root_cert)
+        return self._others[address]
 
     async def close(self) -> None:
         """Closes the channels."""
         await self.coordinator.close()
-        if self._storage is not None:
-            await self._storage.close()
+        for channel in self._others.values():
+            await channel.close()
 
     @contextmanager
     def calls(self, *, storage: bool = False) -> Iterator[None]:
