@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from covey.v1 import common_pb2, job_pb2, snapshot_pb2
+from covey.v1 import coordinator_service_pb2 as pb
+from covey_kit.errors import InvalidArgument, Reason
 from covey_participant.app import ParticipantApp
 from covey_participant.domain.values import Adapter, Preference
 from support.coordinator import Mesh, mesh
@@ -170,3 +172,41 @@ async def test_what_ran_is_known_when_nothing_runs(tmp_path: Path) -> None:
     assert last.fallback_reason == common_pb2.FALLBACK_REASON_NO_ARCHIVE
     assert last.message
     assert not last.HasField("adapter")
+
+
+async def test_a_device_names_the_gpus_of_its_last_run_when_it_joins(tmp_path: Path) -> None:
+    """Owners see them at once; the device itself looks anew before it chooses."""
+    answer = asyncio.Event()
+
+    async def slow() -> list[Adapter]:
+        await answer.wait()
+        return []
+
+    async with mesh(tmp_path / "mesh") as running:
+        async with device(running.address, tmp_path / "device", find_adapters=finder(ADAPTER)) as app:
+            await eventually((tmp_path / "device" / "adapters.json").exists)
+            await eventually(lambda: app.control.connected)
+        async with device(running.address, tmp_path / "device", find_adapters=slow) as app:
+            await eventually(lambda: app.control.connected)
+            known = (await running.call("ListParticipants", pb.ListParticipantsRequest())).participants
+            answer.set()
+            await eventually(lambda: not app.state().device.adapters)
+
+    assert [adapter.name for adapter in known[0].device.adapters] == [ADAPTER.name]
+
+
+async def test_an_archive_that_isnt_the_manifests_is_refused(tmp_path: Path) -> None:
+    """At the job's creation, with what was declared and what was found: never a fallback later."""
+    changes: dict[str, Any] = {"backends": BOTH, "shaderArchive": archive(tmp_path / "package")}
+    package = await asyncio.to_thread(write_package, tmp_path / "package", **changes)
+    declared = changes["shaderArchive"]["sha256"]
+    (tmp_path / "package" / "shaders.zip").write_bytes(b"something else")
+    async with mesh(tmp_path / "mesh") as running:
+        with pytest.raises(InvalidArgument) as caught:
+            await create_job(running, package)
+
+    wrong = {violation.field: violation.description for violation in caught.value.violations}
+    assert caught.value.reason is Reason.PACKAGE_MISMATCH
+    assert set(wrong) == {"package.shader_archive.bytes", "package.shader_archive.sha256"}
+    assert declared in wrong["package.shader_archive.sha256"]
+    assert hashlib.sha256(b"something else").hexdigest() in wrong["package.shader_archive.sha256"]

@@ -45,6 +45,7 @@ from covey_participant.runtime.machine import cores, describe_machine
 from covey_participant.runtime.module import RUNTIME
 from covey_participant.runtime.pool import WorkerPool
 from covey_participant.state import identity as identities
+from covey_participant.state.adapters import AdaptersFile
 from covey_participant.state.cache import DEFAULT_BYTES, BlobCache
 from covey_participant.state.settings import SettingsFile
 from covey_participant.transport.commands import DeskCommands
@@ -122,7 +123,7 @@ class ParticipantApp:
         self.gpu_pool = GpuPool(folder / "shaders")
         """The process that the GPU is used in."""
         self._gpu = _Gpu(PlanSizes(self._cache.path))
-        self._device = describe_machine()
+        self._device = describe_machine(found.adapters)
         self._links = Links(settings.coordinator, partial(_connect, settings.root_cert))
         self._client = WorkClient(self._links.coordinator, identity.participant_id)
         self.control = DeviceControl(
@@ -223,6 +224,9 @@ class ParticipantApp:
             self._device = replace(self._device, adapters=adapters)
             names = [adapter.name for adapter in adapters]
             log.info("looked for GPUs", found=names or "none that this program can use")
+            await asyncio.to_thread(AdaptersFile(self._settings.folder).save, adapters)
+        except OSError as error:
+            log.warning("what was found can't be kept for the next start", error=str(error))
         finally:
             self._gpu.known.set()
         self._show()
@@ -366,6 +370,7 @@ class _Found:
 
     identity: Identity
     settings: DeviceSettings
+    adapters: tuple[Adapter, ...]
 
 
 def _find(settings: ParticipantSettings) -> _Found:
@@ -381,4 +386,4 @@ def _find(settings: ParticipantSettings) -> _Found:
         max_local_workers=settings.max_local_workers,
         gpu_memory_budget_mib=settings.gpu_memory_budget_mib,
     )
-    return _Found(identity, device_settings)
+    return _Found(identity, device_settings, AdaptersFile(folder).load())
