@@ -173,10 +173,11 @@ def test_training_repeats_to_the_bit(pair: Any) -> None:
     np.testing.assert_array_equal(both.gpu.weights(), first)
 
 
+@pytest.mark.timeout(180)  # NumPy's threads wait for each other where cores are few
 def test_both_gradients_are_the_derivative_of_the_loss(pair: Any, chunk: bytes) -> None:
     """One step moves each weight by minus the rate times the derivative: central differences in f64.
 
-    Of each tensor 25 weights, or all; of the hidden weights, those of inked pixels. The f32 weights, below
+    Of each tensor 12 weights, or all; of the hidden weights, those of inked pixels. The f32 weights, below
     0.3, round the update to 3e-8.
     """
     units, rate = 16, 1.0
@@ -188,9 +189,9 @@ def test_both_gradients_are_the_derivative_of_the_loss(pair: Any, chunk: bytes) 
     chooser, chosen, at = np.random.default_rng(3), [], 0
     for shape in reference.SHAPES:
         size = int(np.prod(shape))
-        picks = chooser.permutation(size)[:25]
+        picks = chooser.permutation(size)[:12]
         if shape == (PIXELS, HIDDEN):
-            picks = chooser.choice(np.flatnonzero(x.sum(axis=0) > 2), 25) * HIDDEN + picks % HIDDEN
+            picks = chooser.choice(np.flatnonzero(x.sum(axis=0) > 2), 12) * HIDDEN + picks % HIDDEN
         chosen += [at + int(pick) for pick in picks]
         at += size
     expected = []
@@ -202,6 +203,6 @@ def test_both_gradients_are_the_derivative_of_the_loss(pair: Any, chunk: bytes) 
             sides.append(Reference(moved, 0, 0).losses(x, y).mean())
         expected.append((sides[0] - sides[1]) / 2e-6)
 
-    assert np.count_nonzero(np.abs(expected) > 1e-3) > 50
+    assert np.count_nonzero(np.abs(expected) > 1e-3) > 25
     for update in both.updates():
         np.testing.assert_allclose(-update[chosen] / rate, expected, atol=2e-6)
