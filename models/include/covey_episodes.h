@@ -132,22 +132,23 @@ static inline int32_t episodes_count(episodes *into, const uint8_t *bytes, uint3
         }
         memcpy(&header, bytes + at, sizeof header);
         if (header.magic != EPISODE_MAGIC) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u doesn't begin with EPP1: not a record of episodes", unit);
+            return covey_fail(COVEY_BAD_DATA, "episode %u doesn't begin with EPP1: this is no record", unit);
         }
         if (header.steps < 1 || header.steps > STEPS_MOST) {
             return covey_fail(COVEY_BAD_DATA, "episode %u has %u steps, expected 1 to %u", unit, header.steps,
                               STEPS_MOST);
         }
         if (header.bytes != episode_bytes(header.steps) || header.bytes > left) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u of %u steps says %u bytes, expected %u; %u are left", unit,
-                              header.steps, header.bytes, episode_bytes(header.steps), left);
+            return covey_fail(COVEY_BAD_DATA, "episode %u of %u steps says %u bytes, expected %u, %u left",
+                              unit, header.steps, header.bytes, episode_bytes(header.steps), left);
         }
         if (header.end != TERMINATED && !(header.end == TRUNCATED && header.steps == STEPS_MOST)) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u can't end this way (%u) after %u steps", unit, header.end,
-                              header.steps);
+            return covey_fail(COVEY_BAD_DATA, "episode %u can't end this way (%u) after %u steps", unit,
+                              header.end, header.steps);
         }
         if (header.unit < 0 || (unit && header.unit != expected)) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u isn't of the unit that follows the one before it", unit);
+            return covey_fail(COVEY_BAD_DATA, "episode %u isn't of the unit that follows the one before",
+                              unit);
         }
         if (unit == 0) into->first = header.unit;
         expected = (int64_t)((uint64_t)header.unit + 1);
@@ -184,7 +185,9 @@ static inline int32_t episodes_reserve(episodes *into, uint32_t length) {
     return COVEY_OK;
 }
 
-static inline int episodes_finite(float value, float least, float most) { return value >= least && value <= most; }
+static inline int episodes_finite(float value, float least, float most) {
+    return value >= least && value <= most;
+}
 
 /* Takes episode `unit`, whose header was checked, from `at`; returns a status. */
 static inline int32_t episodes_take(episodes *into, uint32_t unit, uint32_t step, const uint8_t *at) {
@@ -197,7 +200,7 @@ static inline int32_t episodes_take(episodes *into, uint32_t unit, uint32_t step
     uint32_t first_row = step + unit;
     for (uint32_t i = 0; i <= header.steps; i++, at += STORED) {
         if (!environment_observe(at, into->observations + (uint64_t)(first_row + i) * OBSERVATIONS)) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u: observation %u isn't one of this environment", unit, i);
+            return covey_fail(COVEY_BAD_DATA, "episode %u: observation %u can't be one", unit, i);
         }
     }
     memcpy(into->rewards + step, at, 4 * header.steps);
@@ -213,8 +216,8 @@ static inline int32_t episodes_take(episodes *into, uint32_t unit, uint32_t step
         if (!episodes_finite(into->rewards[i], -REWARD_MOST, REWARD_MOST) ||
             !episodes_finite(into->log_probabilities[i], LOG_PROBABILITY_LEAST, 0.0f) ||
             into->actions[i] >= ACTIONS) {
-            return covey_fail(COVEY_BAD_DATA, "episode %u, step %u: its reward, probability or action is out of "
-                              "bounds", unit, i - step);
+            return covey_fail(COVEY_BAD_DATA, "episode %u, step %u: its reward, probability or action is out "
+                              "of bounds", unit, i - step);
         }
     }
     return COVEY_OK;

@@ -115,9 +115,9 @@ static inline void policy_initialize(policy *it, int64_t seed) {
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* output = tanh(bias + sum over inputs of input * weight row). Inputs of 0 add nothing and are passed over. */
-static inline void policy_layer(float (*weight)[HIDDEN], const float *bias, const float *input, uint32_t inputs,
-                                float *output) {
+/* output = tanh(bias + sum over inputs of input * weight row). Inputs of 0 add nothing: they are skipped. */
+static inline void policy_layer(float (*weight)[HIDDEN], const float *bias, const float *input,
+                                uint32_t inputs, float *output) {
     for (uint32_t block = 0; block < HIDDEN; block += 32) {
         covey_float4 sum[8];
         for (int v = 0; v < 8; v++) sum[v] = *(const covey_float4 *)(bias + block + 4 * v);
@@ -144,7 +144,9 @@ static inline void policy_forward(const network *net, const float *observation, 
                                   float hidden2[HIDDEN], float *output) {
     policy_layer(net->weight1, net->bias1, observation, OBSERVATIONS, hidden1);
     policy_layer(net->weight2, net->bias2, hidden1, HIDDEN, hidden2);
-    for (uint32_t o = 0; o < net->outputs; o++) output[o] = policy_dot(net->weight3[o], hidden2) + net->bias3[o];
+    for (uint32_t o = 0; o < net->outputs; o++) {
+        output[o] = policy_dot(net->weight3[o], hidden2) + net->bias3[o];
+    }
 }
 
 /* Logits to probabilities; returns the logarithm of what they were divided by. */
@@ -190,8 +192,8 @@ static inline void policy_transpose(float (*from)[HIDDEN], float (*to)[HIDDEN]) 
 }
 
 /* gradient += output gradients x hidden2; back = their way to hidden2, before its tanh. */
-static inline void policy_back_output(const network *net, network *gradient, const float *slopes, uint32_t count,
-                                      policy_scratch *work) {
+static inline void policy_back_output(const network *net, network *gradient, const float *slopes,
+                                      uint32_t count, policy_scratch *work) {
     for (uint32_t e = 0; e < count; e++) {
         const float *slope = slopes + e * net->outputs;
         for (uint32_t k = 0; k < HIDDEN; k += 4) {
@@ -255,7 +257,8 @@ static inline void policy_back_hidden(float (*across)[HIDDEN], uint32_t count, p
         }
         for (uint32_t k = 0; k < HIDDEN; k += 4) {
             covey_float4 hidden = *(const covey_float4 *)(work->hidden1[e] + k);
-            *(covey_float4 *)(work->back[e] + k) = *(const covey_float4 *)(slope + k) * (1.0f - hidden * hidden);
+            covey_float4 back = *(const covey_float4 *)(slope + k) * (1.0f - hidden * hidden);
+            *(covey_float4 *)(work->back[e] + k) = back;
         }
     }
 }
@@ -269,7 +272,8 @@ static inline void policy_back_first(network *gradient, const float *observation
             if (observation[i] == 0.0f) continue;
             covey_float4 value = covey_splat(observation[i]);
             for (uint32_t o = 0; o < HIDDEN; o += 4) {
-                *(covey_float4 *)(gradient->weight1[i] + o) += value * *(const covey_float4 *)(work->back[e] + o);
+                covey_float4 back = *(const covey_float4 *)(work->back[e] + o);
+                *(covey_float4 *)(gradient->weight1[i] + o) += value * back;
             }
         }
         for (uint32_t o = 0; o < HIDDEN; o += 4) {

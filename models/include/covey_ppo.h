@@ -19,9 +19,10 @@
  *
  * and, where it has them:
  *
- *     SUCCESS_METRIC                    defined: a metric `success`, the share of episodes whose return is > 0
- *     SHAPING_HYPERPARAMETER            defined: UPDATE adds shaping * (discount * potential after - before) to
- *                                       each reward (A. Ng et al. 1999: it leaves the best policy as it is);
+ *     SUCCESS_METRIC                    defined: a metric `success`, the share of episodes with a return > 0
+ *     SHAPING_HYPERPARAMETER            defined: UPDATE adds shaping * (discount * potential after - before)
+ *                                       to each reward (A. Y. Ng, D. Harada, S. Russell 1999: it leaves the
+ *                                       best policy as it is);
  *     environment_potential(stored)     is that potential. A metric `shapedReturn` has what was learnt from.
  *     environment_ready()               a status: whether play can begin (auxiliary weights are there)
  *
@@ -120,7 +121,7 @@ static int recorded; /* the record is that of a PLAY that finished */
 static int32_t choose(const float logits[ACTIONS], int greedy, float uniform, float *log_probability) {
     float probabilities[ACTIONS], normaliser = policy_softmax(logits, probabilities);
     if (!(normaliser - normaliser == 0.0f)) {
-        return covey_fail(COVEY_DIVERGED, "the policy's outputs aren't finite: the weights have grown too large");
+        return covey_fail(COVEY_DIVERGED, "the policy's outputs aren't finite: the weights are too large");
     }
     int32_t action = 0;
     if (greedy) {
@@ -149,7 +150,8 @@ static int32_t play(int64_t seed, int64_t unit, int greedy, episode *into) {
         uint32_t t = into->steps++;
         environment_observe(into->observations[t], observation);
         policy_forward(&actor, observation, hidden1, hidden2, logits);
-        int32_t action = choose(logits, greedy, covey_random_float(actions_key, t), into->log_probabilities + t);
+        float uniform = covey_random_float(actions_key, t);
+        int32_t action = choose(logits, greedy, uniform, into->log_probabilities + t);
         if (action < 0) return action;
         into->actions[t] = (uint8_t)action;
         into->rewards[t] = environment_step(&world, (uint32_t)action, &into->end);
@@ -275,7 +277,7 @@ static int32_t estimate(void) {
     for (uint32_t i = 0; i < data.steps; i++) square += (advantages[i] - mean) * (advantages[i] - mean);
     double deviation = __builtin_sqrt(square / data.steps);
     if (!(deviation - deviation == 0.0)) {
-        return covey_fail(COVEY_DIVERGED, "the critic's values aren't finite: the weights have grown too large");
+        return covey_fail(COVEY_DIVERGED, "the critic's values aren't finite: the weights are too large");
     }
     float centre = (float)mean, scale = (float)(1.0 / (deviation + 1e-8));
     for (uint32_t i = 0; i < data.steps; i++) advantages[i] = (advantages[i] - centre) * scale;
@@ -307,8 +309,8 @@ static int32_t learn_sample(uint32_t step, float share, float logits[ACTIONS], f
     for (int a = 0; a < ACTIONS; a++) entropy -= probabilities[a] * (logits[a] - normaliser);
     float loss = objective + error * error + entropy;
     if (!(loss - loss == 0.0f)) {
-        return covey_fail(COVEY_DIVERGED, "the loss of a sample isn't finite: the weights have grown too large; a "
-                          "lower learningRate may help");
+        return covey_fail(COVEY_DIVERGED, "the loss of a sample isn't finite: the weights have grown too "
+                          "large; a lower learningRate may help");
     }
     float slope = binds ? 0.0f : -advantage * ratio * share;
     for (int a = 0; a < ACTIONS; a++) {
@@ -410,7 +412,8 @@ static int32_t check_config(const covey_config *c, const double *given) {
         return covey_fail(COVEY_BAD_ARGUMENT, "batchSize is %u, expected 1 to %u", c->batch_size, BATCH_MOST);
     }
     if (c->local_epochs < 1 || c->local_epochs > EPOCHS_MOST) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "localEpochs is %u, expected 1 to %u", c->local_epochs, EPOCHS_MOST);
+        return covey_fail(COVEY_BAD_ARGUMENT, "localEpochs is %u, expected 1 to %u", c->local_epochs,
+                          EPOCHS_MOST);
     }
     if (!(c->learning_rate >= 1e-6 && c->learning_rate <= 1.0)) {
         return covey_fail(COVEY_BAD_ARGUMENT, "learningRate is out of bounds, expected 1e-6 to 1");
@@ -473,10 +476,12 @@ static int32_t begin_play(void) {
 }
 
 static int32_t begin_update(void) {
-    if (!loaded) return covey_fail(COVEY_BAD_STATE, "UPDATE needs experience: covey_load_experience comes first");
+    if (!loaded) {
+        return covey_fail(COVEY_BAD_STATE, "UPDATE needs experience: covey_load_experience comes first");
+    }
     if (units != data.units || (units && first_unit != data.first)) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "UPDATE is begun on other units than the %u of the experience loaded",
-                          data.units);
+        return covey_fail(COVEY_BAD_ARGUMENT, "UPDATE is begun on other units than the %u of the experience "
+                          "that is loaded", data.units);
     }
     uint64_t bytes = 4ull * data.rows + 12ull * data.steps;
     update_block = bytes > EPISODES_BYTES_MOST ? 0 : covey_alloc((uint32_t)bytes);
@@ -496,11 +501,12 @@ int32_t covey_begin(int32_t wanted, int64_t first, int32_t count) {
     memset(metrics, 0, sizeof metrics);
     if (!configured) return covey_fail(COVEY_BAD_STATE, "covey_begin before covey_configure");
     if (wanted != COVEY_PLAY && wanted != COVEY_UPDATE && wanted != COVEY_EVALUATE) {
-        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows EVALUATE (2), PLAY (3) and UPDATE (4)",
-                          wanted);
+        return covey_fail(COVEY_UNSUPPORTED, "phase %d: this package knows EVALUATE (2), PLAY (3) and UPDATE "
+                          "(4)", wanted);
     }
     if (first < 0 || count < 0 || first > INT64_MAX - count) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "units begin at 0 or above, and %d can't be their number here", count);
+        return covey_fail(COVEY_BAD_ARGUMENT, "units begin at 0 or above, and %d can't be their number here",
+                          count);
     }
     phase = wanted;
     first_unit = first;

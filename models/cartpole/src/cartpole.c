@@ -1,4 +1,4 @@
-/* cartpole.c: the package `cartpole` as Covey sees it. What it learns is in environment.c, how in covey_ppo.h. */
+/* cartpole.c: the package `cartpole` as Covey sees it. Dynamics: environment.c; learning: covey_ppo.h. */
 #define COVEY_SUPPORT_IMPLEMENTATION
 #include "covey_support.h"
 

@@ -1,7 +1,7 @@
 /*
  * environment.h: a pole on a cart, pushed left or right at each step. The dynamics are, step for step, those
- * of CartPole-v1 in Gymnasium (Farama Foundation), after A. G. Barto, R. S. Sutton, C. W. Anderson, "Neuronlike
- * adaptive elements that can solve difficult learning control problems" (1983), in f64 as there.
+ * of CartPole-v1 in Gymnasium (Farama Foundation), in f64 as there, after A. G. Barto, R. S. Sutton,
+ * C. W. Anderson, "Neuronlike adaptive elements that can solve difficult learning control problems" (1983).
  */
 #ifndef CARTPOLE_ENVIRONMENT_H
 #define CARTPOLE_ENVIRONMENT_H

@@ -1,4 +1,4 @@
-/* duel.c: the package `duel` as Covey sees it. The game and the opponent are in environment.c, how it learns in covey_ppo.h. */
+/* duel.c: the package `duel` as Covey sees it. Game and opponent: environment.c; learning: covey_ppo.h. */
 #define COVEY_SUPPORT_IMPLEMENTATION
 #include "covey_support.h"
 

@@ -25,20 +25,22 @@ int32_t opponent_ready(void) {
     return covey_fail(COVEY_BAD_STATE, "play needs the auxiliary weights `opponent` (index 0)");
 }
 
-COVEY_EXPORT(covey_load_auxiliary) int32_t covey_load_auxiliary(int32_t index, const void *bytes, uint32_t length) {
+COVEY_EXPORT(covey_load_auxiliary)
+int32_t covey_load_auxiliary(int32_t index, const void *bytes, uint32_t length) {
     if (index != 0) {
-        return covey_fail(COVEY_BAD_ARGUMENT, "auxiliary file %d: this package has one, `opponent`, of index 0", index);
+        return covey_fail(COVEY_BAD_ARGUMENT, "auxiliary file %d: this package has one, `opponent`, index 0",
+                          index);
     }
     opponent_there = 0;
     if (length != WEIGHTS * sizeof(float)) {
-        return covey_fail(COVEY_BAD_DATA, "the opponent has %u weights in %u bytes; these are %u bytes", WEIGHTS,
-                          (uint32_t)(WEIGHTS * sizeof(float)), length);
+        return covey_fail(COVEY_BAD_DATA, "the opponent has %u weights in %u bytes; these are %u bytes",
+                          WEIGHTS, (uint32_t)(WEIGHTS * sizeof(float)), length);
     }
     memcpy(&opponent, bytes, WEIGHTS * sizeof(float));
     for (uint32_t i = 0; i < WEIGHTS; i++) {
         float value = ((const float *)&opponent)[i];
         if (!(value >= -1e6f && value <= 1e6f)) {
-            return covey_fail(COVEY_BAD_DATA, "the opponent's weight %u isn't a finite number within a million of 0", i);
+            return covey_fail(COVEY_BAD_DATA, "the opponent's weight %u isn't a number within 1e6 of 0", i);
         }
     }
     opponent_there = 1;
@@ -57,7 +59,8 @@ static void look(const environment *it, int from_right, float shown[OBSERVATIONS
 
 /* What the opponent does: drawn from its policy, by the game's own random numbers. */
 static uint32_t answer(const environment *it) {
-    static float shown[OBSERVATIONS], hidden1[HIDDEN], hidden2[HIDDEN], logits[ACTIONS], probabilities[ACTIONS];
+    static float shown[OBSERVATIONS], hidden1[HIDDEN], hidden2[HIDDEN];
+    float logits[ACTIONS], probabilities[ACTIONS];
     network actor = policy_actor(&opponent);
     look(it, 1, shown);
     policy_forward(&actor, shown, hidden1, hidden2, logits);

@@ -52,7 +52,7 @@ float environment_step(environment *it, uint32_t action, uint32_t *end) {
 
 void environment_store(const environment *it, uint8_t *stored) { memcpy(stored, it, sizeof *it); }
 
-/* What environment_reset and steps can lead to, or nearly: nothing that the arithmetic below couldn't take. */
+/* What a game can lead to, or nearly: nothing that the arithmetic below couldn't take. */
 static int valid(const environment *it) {
     return it->column < SIDE && it->row < SIDE && it->wall_column >= 2 && it->wall_column < SIDE - 2 &&
            it->door_row < SIDE && it->key_column < it->wall_column && it->key_row < SIDE &&

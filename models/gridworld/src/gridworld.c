@@ -1,4 +1,4 @@
-/* gridworld.c: the package `gridworld` as Covey sees it. The rules are in environment.h, how it learns in covey_ppo.h. */
+/* gridworld.c: the package `gridworld` as Covey sees it. Rules: environment.c; learning: covey_ppo.h. */
 #define COVEY_SUPPORT_IMPLEMENTATION
 #include "covey_support.h"
 
