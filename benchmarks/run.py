@@ -1,7 +1,7 @@
 """Runs every benchmark of this folder, one after the other, and prints what each measured.
 
-    make bench                       all of them
-    make bench ARGS=aggregation      those whose names contain the word
+make bench                       all of them
+make bench ARGS=aggregation      those whose names contain the word
 """
 
 import subprocess

@@ -201,7 +201,7 @@ class Mesh:
         self._ids.add(server.pid)
 
     async def join(self, name: str, *arguments: str) -> Server:
-        """Starts a participant that accepts everything and runs on the CPU (`arguments` may say otherwise)."""
+        """Starts a participant that accepts everything, on the CPU (`arguments` may say otherwise)."""
         folder = str(self.folder / "participants" / name)
         device = ["--name", name, "--folder", folder, "--backend", "cpu", "--accept-all"]
         server = self.server(name, ["-m", "covey", "join", self.address, *device, *arguments])

@@ -1,6 +1,7 @@
 """The polling helper itself."""
 
 import pytest
+
 from support.eventually import eventually
 
 

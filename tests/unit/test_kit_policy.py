@@ -2,9 +2,10 @@
 
 import json
 
+from google.protobuf import descriptor_pool
+
 from covey_kit.caller import Role
 from covey_kit.policy import policies, service_config
-from google.protobuf import descriptor_pool
 
 SERVICES = (
     "CoordinatorService",

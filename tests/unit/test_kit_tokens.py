@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jwt
 import pytest
+
 from covey_kit.caller import Caller, Role
 from covey_kit.errors import Reason, Unauthenticated
 from covey_kit.tokens import SigningKey, Verifier
