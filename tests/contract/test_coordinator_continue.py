@@ -119,6 +119,8 @@ async def test_an_experience_job_goes_on_in_its_sequence(tmp_path: Path) -> None
         assert work[3, 0].first_unit == 0
         assert {w.sequence_seed for w in work.values()} == {sequence_seed(8, 2)}
         assert sequence_seed(8, 2) != sequence_seed(8, 0)
+        progress = (await running.job(resumed)).progress
+        assert (progress.units_done, progress.units_wanted) == (18, 18)
 
 
 async def test_a_job_forks_from_any_round_with_other_settings(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from covey.v1.common_pb2 import Backend, FallbackReason, MetricValue, Stage
-    from covey.v1.job_pb2 import InvitationState, JobState
+    from covey.v1.job_pb2 import InvitationState, Job, JobState
 
 __all__ = [
     "ABSENT",
     "backend_text",
     "duration",
     "invitation_word",
+    "lineage_text",
     "mean",
     "mean_text",
     "metric_text",
@@ -19,6 +20,7 @@ __all__ = [
     "size",
     "stage_word",
     "state_word",
+    "trained",
 ]
 
 ABSENT = "—"
@@ -72,6 +74,24 @@ def metric_text(metrics: "Iterable[MetricValue]") -> str | None:
     """Returns all metrics in one line, such as `loss 0.2391, accuracy 0.9312`; None when there are none."""
     metrics = list(metrics)
     return ", ".join(f"{metric.name} {mean_text([metric], metric.name)}" for metric in metrics) or None
+
+
+def trained(job: "Job") -> str:
+    """Returns how much was trained in the model's unit, such as `1,240 of 4,000 episodes`."""
+    progress = job.progress
+    done = f"{progress.units_done + progress.round_units_done:,}"
+    if progress.HasField("units_wanted"):
+        done += f" of {progress.units_wanted:,}"
+    return f"{done} {job.unit}s"
+
+
+def lineage_text(job: "Job") -> str | None:
+    """Returns where a continued job came from; None when it began with initial weights."""
+    if not job.HasField("lineage"):
+        return None
+    lineage = job.lineage
+    anew = ", with a new queue" if lineage.new_queue else ""
+    return f"round {lineage.round} of {lineage.source_job_id} ({lineage.checkpoint_sha256[:12]}){anew}"
 
 
 def state_word(state: "JobState.ValueType") -> str:

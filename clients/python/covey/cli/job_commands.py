@@ -6,8 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from covey.cli._command import client_command, group
+from covey.cli._job_options import (
+    ChangesOption,
+    FilesOption,
+    JobArgument,
+    NameOption,
+    RequestOption,
+    RoundOption,
+    SettingsOption,
+    ValidateOnlyOption,
+)
 from covey.cli._output import Out, plain
-from covey.words import duration, invitation_word, mean, mean_text, metric_text, size, stage_word, state_word
+from covey.words import (
+    duration,
+    invitation_word,
+    lineage_text,
+    mean,
+    mean_text,
+    metric_text,
+    size,
+    stage_word,
+    state_word,
+    trained,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,7 +37,7 @@ if TYPE_CHECKING:
     from covey.packages import Dataset, Package
     from covey.v1.job_pb2 import Job, JobSettings
 
-__all__ = ["add_to"]
+__all__ = ["add_to", "app", "settings_of", "upload_bar"]
 
 QUIET_SECONDS = 5.0
 """A round that lasts longer than this is followed assignment by assignment."""
@@ -25,11 +46,6 @@ ASSIGNMENT_DONE = 3
 """`ASSIGNMENT_STATUS_DONE`, known here without loading the contract."""
 
 app = group("job", "Make, run and watch jobs.")
-
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
-RoundOption = Annotated[
-    int | None, typer.Option("--round", min=0, help="The round.  [default: the latest]", show_default=False)
-]
 
 
 def add_to(root: typer.Typer) -> None:
@@ -54,26 +70,14 @@ async def create(
             help="The dataset's manifest.  [default: data/dataset.json in the package, where there is one]",
         ),
     ] = None,
-    files: Annotated[
-        Path | None,
-        typer.Option("--files", metavar="DIR", help="Where the chunks lie.  [default: beside the manifest]"),
-    ] = None,
+    files: FilesOption = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes through the dataset.")] = None,
     target_round: Annotated[int | None, typer.Option("--target-round", help="The final round.")] = None,
-    settings: Annotated[
-        Path | None, typer.Option("--settings", metavar="FILE", help="JSON or TOML with JobSettings.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated."),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="What people will call the job.")] = "",
-    request_id: Annotated[
-        str | None, typer.Option("--request-id", help="The same id again gives the job made before.")
-    ] = None,
-    validate_only: Annotated[
-        bool, typer.Option("--validate-only", help="Check everything, upload and make nothing.")
-    ] = False,
+    settings: SettingsOption = None,
+    changes: ChangesOption = None,
+    name: NameOption = "",
+    request_id: RequestOption = None,
+    validate_only: ValidateOnlyOption = False,
 ) -> None:
     """Make a job of a package and its data.
 
@@ -85,7 +89,7 @@ async def create(
 
     if epochs is not None and target_round is not None:
         raise typer.BadParameter("--epochs and --target-round exclude each other; give one")
-    wanted = _settings(settings, changes or [], epochs, target_round)
+    wanted = settings_of(settings, changes or [], epochs, target_round)
     loaded = await asyncio.to_thread(load, package)
     if data is None and loaded.manifest.work_source.inputs == "dataset":
         data = package / "data" / "dataset.json"
@@ -97,7 +101,7 @@ async def create(
     if validate_only:
         await _validate_only(client, out, loaded, dataset, wanted, name)
         return
-    with _upload_bar(out) as progress:
+    with upload_bar(out) as progress:
         job = await client.jobs.create(
             loaded, dataset, wanted, display_name=name, request_id=request_id, on_progress=progress
         )
@@ -105,9 +109,10 @@ async def create(
     out.line(job.job_id)
 
 
-def _settings(
+def settings_of(
     file: Path | None, changes: list[str], epochs: int | None, target_round: int | None
 ) -> "JobSettings":
+    """Returns the settings of a file, of the flags for a job's length, and of `--set`."""
     from covey.settings import parse_settings, read_settings
 
     value = read_settings(file) if file is not None else {}
@@ -142,7 +147,7 @@ async def _validate_only(
     out.line(f"valid: {job.display_name}, {job.progress.rounds_wanted} rounds")
 
 
-class _upload_bar:  # noqa: N801 - used like a function, as a context manager
+class upload_bar:  # noqa: N801 - used like a function, as a context manager
     """A progress bar on stderr while files are sent; nothing when stderr is no terminal."""
 
     def __init__(self, out: Out) -> None:
@@ -211,7 +216,7 @@ async def ls(client: "Client", out: Out) -> None:
             job.display_name,
             state_word(job.state),
             f"{job.progress.rounds_done}/{job.progress.rounds_wanted}",
-            f"{job.progress.units_done:,} {job.unit}s",
+            trained(job),
             len(job.participants),
             f"{job.create_time.ToDatetime():%Y-%m-%d %H:%M} UTC",
         )
@@ -245,7 +250,8 @@ def _show(out: Out, job: "Job") -> None:
                 if progress.HasField("passes_wanted")
                 else None,
             ),
-            ("trained", f"{progress.units_done:,} {job.unit}s"),
+            ("trained", trained(job)),
+            ("continued from", lineage_text(job)),
             ("latest metrics", metric_text(latest.metrics) if latest else None),
             ("held-out metrics", metric_text(latest.validation_metrics) if latest else None),
             ("failure", job.failure.message if job.HasField("failure") else None),

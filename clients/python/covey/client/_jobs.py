@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 from covey.client._connection import Connection, never_answered
@@ -11,7 +12,15 @@ from covey.packages import Dataset, Package
 from covey.v1 import common_pb2, job_pb2
 from covey.v1 import coordinator_service_pb2 as pb
 from covey.v1 import coordinator_service_pb2_grpc as pb_grpc
-from covey_kit.errors import DeadlineExceeded, FailedPrecondition, NotFound, Reason, Unavailable
+from covey_kit.bulk import digest_file
+from covey_kit.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Reason,
+    Unavailable,
+)
 
 __all__ = ["ENDED", "Jobs"]
 
@@ -73,17 +82,73 @@ class Jobs:
             display_name=display_name,
             package=package.manifest,
             settings=settings,
-            files=[
-                common_pb2.UploadedFile(
-                    file_name=name, blob=common_pb2.BlobRef(sha256=blob.sha256, size_bytes=blob.size)
-                )
-                for name, blob in files.items()
-            ],
+            files=_uploaded(files),
         )
         if dataset is not None:
             request.dataset.CopyFrom(dataset.manifest)
         with self._connection.calls():
             return (await self._stub.CreateJob(request)).job
+
+    async def continue_from(
+        self,
+        source_job_id: str,
+        target_round: int,
+        *,
+        round_number: int | None = None,
+        checkpoint: Path | None = None,
+        dataset: Dataset | None = None,
+        package: Package | None = None,
+        settings: job_pb2.JobSettings | None = None,
+        new_queue: bool = False,
+        display_name: str = "",
+        request_id: str | None = None,
+        validate_only: bool = False,
+        on_progress: Callable[[UploadProgress], None] | None = None,
+    ) -> job_pb2.Job:
+        """Uploads what storage doesn't have yet and makes a job that goes on from a checkpoint.
+
+        The source job's participants are invited again; the new job waits to be started.
+
+        Args:
+            source_job_id: the job to go on from.
+            target_round: the final round of the new job.
+            round_number: the source's round to go on from. None: the latest.
+            checkpoint: a checkpoint file of the same package to go on from in place of the source's own.
+            dataset: None: the source's.
+            package: where files that say how it runs are new. None: the source's.
+            settings: those that differ from the source's.
+            new_queue: begin a new queue of chunks (a new sequence of units); needed with another dataset.
+            display_name: empty: the source's.
+            request_id: the same id again returns the job made before. None: a new one.
+            validate_only: check everything and make nothing; files are uploaded only without it.
+            on_progress: called after each piece that was uploaded.
+
+        Raises:
+            NotFound: no such job, or no checkpoint of that round.
+            InvalidArgument: the coordinator's violations, all at once; every problem of the checkpoint.
+            FailedPrecondition: BLOB_MISSING, with `validate_only` alone.
+        """
+        files = _files(package, dataset)
+        blob = await asyncio.to_thread(_local, checkpoint) if checkpoint is not None else None
+        if not validate_only:
+            wanted = [*files.values(), *([blob] if blob is not None else [])]
+            await self._storage.upload(wanted, on_progress=on_progress)
+        request = pb.ContinueJobRequest(
+            request_id=request_id or str(uuid.uuid4()),
+            validate_only=validate_only,
+            source_job_id=source_job_id,
+            round=round_number,
+            target_round=target_round,
+            settings=settings,
+            dataset=dataset.manifest if dataset is not None else None,
+            files=_uploaded(files),
+            checkpoint=_ref(blob) if blob is not None else None,
+            display_name=display_name,
+            new_queue=new_queue,
+            package=package.manifest if package is not None else None,
+        )
+        with self._connection.calls():
+            return (await self._stub.ContinueJob(request)).job
 
     async def get(self, job_id: str) -> job_pb2.Job:
         """Returns the job as it is now.
@@ -260,12 +325,31 @@ class Jobs:
         raise NotFound(Reason.ROUND_NOT_FOUND, f"{job_id} has no round {round_number}")
 
 
-def _files(package: Package, dataset: Dataset | None) -> dict[str, LocalBlob]:
+def _local(path: Path) -> LocalBlob:
+    """Returns a file on this machine by its content. Blocks."""
+    try:
+        size, sha256 = digest_file(path)
+    except OSError as error:
+        raise InvalidArgument(Reason.DEVICE, f"{path} can't be read: {error.strerror or error}") from error
+    return LocalBlob(path, sha256, size)
+
+
+def _ref(blob: LocalBlob) -> common_pb2.BlobRef:
+    return common_pb2.BlobRef(sha256=blob.sha256, size_bytes=blob.size)
+
+
+def _uploaded(files: dict[str, LocalBlob]) -> Sequence[common_pb2.UploadedFile]:
+    return [common_pb2.UploadedFile(file_name=name, blob=_ref(blob)) for name, blob in files.items()]
+
+
+def _files(package: Package | None, dataset: Dataset | None) -> dict[str, LocalBlob]:
     """Returns every file of the job by name: the package's first, then the dataset's."""
-    files = {
-        item.file_name: LocalBlob(package.path_of(item.file_name), item.sha256, item.size)
-        for item in package.files()
-    }
+    files = {}
+    if package is not None:
+        files = {
+            item.file_name: LocalBlob(package.path_of(item.file_name), item.sha256, item.size)
+            for item in package.files()
+        }
     if dataset is not None:
         for item in dataset.files():
             files.setdefault(item.file_name, LocalBlob(dataset.paths[item.file_name], item.sha256, item.size))

@@ -609,6 +609,7 @@ class JobProgress(_message.Message):
     UNITS_DONE_FIELD_NUMBER: _builtins.int
     ROUND_UNITS_DONE_FIELD_NUMBER: _builtins.int
     ROUND_UNITS_WANTED_FIELD_NUMBER: _builtins.int
+    UNITS_WANTED_FIELD_NUMBER: _builtins.int
     rounds_done: _builtins.int
     """Rounds done (round 0, the initial weights, isn't counted)."""
     rounds_wanted: _builtins.int
@@ -623,6 +624,8 @@ class JobProgress(_message.Message):
     """Units that finished assignments of the current round trained, and what running ones reported."""
     round_units_wanted: _builtins.int
     """Units of the current round. Absent between rounds."""
+    units_wanted: _builtins.int
+    """Units that all rounds of the job make. Absent where that isn't known: in dataset jobs."""
     def __init__(
         self,
         *,
@@ -633,10 +636,11 @@ class JobProgress(_message.Message):
         units_done: _builtins.int = ...,
         round_units_done: _builtins.int = ...,
         round_units_wanted: _builtins.int | None = ...,
+        units_wanted: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_passes_done", b"_passes_done", "_passes_wanted", b"_passes_wanted", "_round_units_wanted", b"_round_units_wanted", "passes_done", b"passes_done", "passes_wanted", b"passes_wanted", "round_units_wanted", b"round_units_wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_passes_done", b"_passes_done", "_passes_wanted", b"_passes_wanted", "_round_units_wanted", b"_round_units_wanted", "_units_wanted", b"_units_wanted", "passes_done", b"passes_done", "passes_wanted", b"passes_wanted", "round_units_wanted", b"round_units_wanted", "units_wanted", b"units_wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_passes_done", b"_passes_done", "_passes_wanted", b"_passes_wanted", "_round_units_wanted", b"_round_units_wanted", "passes_done", b"passes_done", "passes_wanted", b"passes_wanted", "round_units_done", b"round_units_done", "round_units_wanted", b"round_units_wanted", "rounds_done", b"rounds_done", "rounds_wanted", b"rounds_wanted", "units_done", b"units_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_passes_done", b"_passes_done", "_passes_wanted", b"_passes_wanted", "_round_units_wanted", b"_round_units_wanted", "_units_wanted", b"_units_wanted", "passes_done", b"passes_done", "passes_wanted", b"passes_wanted", "round_units_done", b"round_units_done", "round_units_wanted", b"round_units_wanted", "rounds_done", b"rounds_done", "rounds_wanted", b"rounds_wanted", "units_done", b"units_done", "units_wanted", b"units_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__passes_done: _TypeAlias = _typing.Literal["passes_done"]  # noqa: Y015
     _WhichOneofArgType__passes_done: _TypeAlias = _typing.Literal["_passes_done", b"_passes_done"]  # noqa: Y015
@@ -644,12 +648,16 @@ class JobProgress(_message.Message):
     _WhichOneofArgType__passes_wanted: _TypeAlias = _typing.Literal["_passes_wanted", b"_passes_wanted"]  # noqa: Y015
     _WhichOneofReturnType__round_units_wanted: _TypeAlias = _typing.Literal["round_units_wanted"]  # noqa: Y015
     _WhichOneofArgType__round_units_wanted: _TypeAlias = _typing.Literal["_round_units_wanted", b"_round_units_wanted"]  # noqa: Y015
+    _WhichOneofReturnType__units_wanted: _TypeAlias = _typing.Literal["units_wanted"]  # noqa: Y015
+    _WhichOneofArgType__units_wanted: _TypeAlias = _typing.Literal["_units_wanted", b"_units_wanted"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__passes_done) -> _WhichOneofReturnType__passes_done | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__passes_wanted) -> _WhichOneofReturnType__passes_wanted | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__round_units_wanted) -> _WhichOneofReturnType__round_units_wanted | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__units_wanted) -> _WhichOneofReturnType__units_wanted | None: ...
 
 Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
 

@@ -173,6 +173,7 @@ def _progress(view: ProgressView) -> job_pb2.JobProgress:
         units_done=view.units_done,
         round_units_done=view.round_units_done,
         round_units_wanted=view.round_units_wanted,
+        units_wanted=view.units_wanted,
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from covey_coordinator.domain.model import Assignment, Invitation, JobState
-from covey_coordinator.domain.plan import position_after
+from covey_coordinator.domain.plan import next_unit, position_after
 from covey_coordinator.domain.waits import Scene, Wait, waits
 from covey_coordinator.domain.world import JobSight, World
 
@@ -21,6 +21,7 @@ class ProgressView:
     units_done: int
     round_units_done: int
     round_units_wanted: int | None
+    units_wanted: int | None
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,11 @@ def _progress(job: JobSight) -> ProgressView:
                 round_done += assignment.result.units
             elif assignment.lease is not None:
                 round_done += assignment.lease.progress.units_done or 0
-    passes = None
-    if record.settings.units_per_assignment is None:
+    passes, all_units = None, None
+    if record.settings.units_per_assignment is not None:
+        end = next_unit(record.settings, record.rounds_wanted, record.origin)
+        all_units = end - record.origin.next_unit
+    else:
         at = max(done, record.origin.round)
         passes = position_after(record.settings, at, record.chunk_count, record.origin).pass_number
     return ProgressView(
@@ -71,6 +75,7 @@ def _progress(job: JobSight) -> ProgressView:
         units_done=record.units_done,
         round_units_done=round_done,
         round_units_wanted=wanted,
+        units_wanted=all_units,
     )
 
 
