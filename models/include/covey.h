@@ -183,7 +183,9 @@ COVEY_EXPORT(covey_error) const char *covey_error(void);
  *                       and the same configuration, whose seed is the sequence's
  *     covey_load_experience(records one after the other, in unit order) returns `units`
  *     covey_begin(COVEY_UPDATE, first, units), covey_step until 0, covey_metrics, the weights
- *                       `first` and `units` must be those of the record. The metrics of an assignment
+ *                       `first` and `units` must be those of the record. What was loaded or recorded
+ *                       outlives covey_configure: UPDATE may have a seed of its own, which shuffles.
+ *                       The metrics of an assignment
  *                       are those after UPDATE: what PLAY measures (a return) is in the record too, and
  *                       UPDATE counts it from there, so that it doesn't matter who played what.
  *     covey_begin(COVEY_EVALUATE, first, units), covey_step until 0, covey_metrics

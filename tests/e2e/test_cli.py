@@ -93,6 +93,15 @@ async def test_a_job_from_its_creation_to_a_prediction(tmp_path: Path, shape: Sh
             mesh, "predict", str(DIGITS), str(file), str(DIGITS / "samples" / "seven.pgm")
         )
         assert predicted["label"] == "7"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        damaged = tmp_path / "damaged.safetensors"
+        damaged.write_bytes(content)
+        code, _, err = await mesh.covey(
+            "predict", str(DIGITS), str(damaged), str(DIGITS / "samples" / "seven.pgm")
+        )
+        assert code == 1
+        assert "is damaged" in err
         assert sum(predicted["scores"].values()) == pytest.approx(1, abs=1e-4)
 
 

@@ -43,13 +43,20 @@ def _no_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def serving(folder: Path, port: int = 0) -> AsyncIterator[str]:
     """Coordinator and storage on one port; yields the address."""
+    async with hosted(folder, port) as (address, _):
+        yield address
+
+
+@asynccontextmanager
+async def hosted(folder: Path, port: int = 0) -> AsyncIterator[tuple[str, CoordinatorApp]]:
+    """The same; yields the coordinator too."""
     storage = await StorageApp.open(StorageSettings(folder=folder / "storage"))
     coordinator = await CoordinatorApp.open(CoordinatorSettings(folder=folder / "coordinator"), KEY)
     host = Host([storage, coordinator], Verifier([KEY.public_pem]), ServeOptions(port=port))
     coordinator.use_storage(host.bind())
     await host.start()
     try:
-        yield host.address
+        yield host.address, coordinator
     finally:
         await host.stop(grace=0)
 
@@ -145,6 +152,22 @@ async def test_a_watch_survives_a_restart_of_the_coordinator(tmp_path: Path) -> 
         await client.close()
     assert states[0] == job_pb2.JOB_STATE_CREATED
     assert states[-1] == job_pb2.JOB_STATE_STOPPED
+
+
+async def test_a_watch_always_tells_the_end(tmp_path: Path) -> None:
+    """Also when the job ends just while the state before is being sent."""
+    package, dataset = await _digits()
+    async with hosted(tmp_path / "state") as (address, coordinator), connect(address, token=OWNER) as client:
+        job = await client.jobs.create(package, dataset)
+        sights = coordinator._queries.watch(job.job_id, 0.01)
+        first = (await anext(sights)).record.state
+        await client.jobs.stop(job.job_id)
+
+        rest = [sight.record.state async for sight in sights]
+
+    assert not first.ended
+    assert rest
+    assert rest[-1].ended
 
 
 async def test_a_watch_gives_up_when_its_patience_is_over(tmp_path: Path) -> None:

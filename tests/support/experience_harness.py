@@ -93,10 +93,10 @@ class ExperienceModule(WasmModule):
 
 @dataclass
 class Mesh:
-    """Federated averaging with one module playing every participant: what a job computes, to the bit.
+    """Federated averaging with one module playing every participant: a job but for its seeds.
 
     Attributes:
-        module: an instance; its seed is the sequence's.
+        module: an instance; its one seed is the sequence's and that of every update.
         assignments, units: of a round; units of one assignment.
     """
 

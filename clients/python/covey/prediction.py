@@ -1,5 +1,6 @@
 """Predictions on this machine, from a package and a checkpoint."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -75,6 +76,13 @@ def predict(package: Package, checkpoint: Path, source: Path) -> Prediction:
             package, header.package_name, header.package_version, header.module_sha256, header.weight_count
         )
         weights = reader.read_weights()
+        found = hashlib.sha256(weights.data).hexdigest()
+        if found != header.weights_sha256:
+            raise InvalidArgument(
+                Reason.CHECKPOINT_INVALID,
+                f"{checkpoint} is damaged: its weights hash to {found}, its header says "
+                f"{header.weights_sha256}; export it again (covey checkpoint verify says all that is wrong)",
+            )
     raw = run_inference(package, weights, data, capacity)
     if len(raw) != capacity:
         raise InvalidArgument(

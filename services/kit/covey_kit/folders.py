@@ -19,7 +19,8 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():  # what lies in a state folder is nobody else's to read
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._descriptor: int | None = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,6 +4,18 @@ Modules here hold one group of commands each, thin over `covey.client` and `cove
 what is light at module level: `covey --help` has to answer before anyone notices.
 """
 
-from covey.cli._main import main
+import os
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """The entry point of `covey`. Ctrl-C while its modules load ends it like any other Ctrl-C."""
+    try:
+        from covey.cli._main import run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.stderr.flush()
+        os._exit(130)  # half-loaded modules have nothing to clean up
+    sys.exit(run())

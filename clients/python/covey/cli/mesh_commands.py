@@ -65,9 +65,17 @@ async def invite(
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Longest wait, in seconds.")] = 60,
 ) -> None:
     """Invite participants to a job."""
+    from covey_kit.errors import FailedPrecondition, Reason
+
     if not who and not everyone:
         raise typer.BadParameter("name participants (see: covey participants ls), or say --all")
     after = await client.participants.invite(job, who or (), all_connected=everyone)
+    if wait and not after.participants:
+        raise FailedPrecondition(
+            Reason.NOT_ENOUGH_PARTICIPANTS,
+            "nobody is connected, so nobody was invited; devices join with: "
+            f"covey join {client.server.address}",
+        )
     if wait:
         after = await client.participants.accepted(job, len(after.participants), timeout=timeout)
     out.value(plain(after))

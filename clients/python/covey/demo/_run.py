@@ -114,7 +114,8 @@ def demo_model() -> Path:
         if (place / "manifest.json").is_file():
             return place
     raise NotFound(
-        Reason.DEVICE, "the package `digits` isn't part of this installation; name one with --package"
+        Reason.DEVICE,
+        "the package `digits` isn't part of this installation; run it in a checkout, or install the wheel",
     )
 
 

@@ -40,9 +40,10 @@ class PackageReport:
 def check_package(folder: Path | str) -> PackageReport:
     """Checks a package: manifest, files, and the module itself.
 
-    The module must load, export what its capabilities need, speak ABI 1, and make as many finite weights
-    as the manifest declares; its loader must take the held-out file. It is asked only when the files are what
-    the manifest declares, and not at all where the participant's runtime isn't installed.
+    The module must load, export what its capabilities need, speak ABI 1, and have room for the weights that
+    the manifest declares and make them finite (how many it means, it can't say); its loader must take the
+    held-out file, and the shader archive must hold a plan. They are asked only when the files are what the
+    manifest declares, and not at all where the participant's runtime isn't installed.
 
     Blocks: call it in a thread from a coroutine.
     """
@@ -62,7 +63,7 @@ def check_package(folder: Path | str) -> PackageReport:
             Violation("module", problem) for problem in runner.check_module(manifest, package.module_path)
         ]
         examples, more = _validation(runner, package) if not violations else (None, [])
-    violations += more
+    violations += more + _shader_archive(package)
     if violations:
         return PackageReport(None, violations, module_checked=True)
     return PackageReport(package, module_checked=True, validation_examples=examples)
@@ -81,6 +82,22 @@ def _validation(runner: "LocalRunner", package: Package) -> tuple[int | None, li
         text = f"declared {manifest.validation_example_count:,}, the module's loader counts {found:,}"
         return None, [Violation("validationExampleCount", text)]
     return found, []
+
+
+def _shader_archive(package: Package) -> list[Violation]:
+    """Returns what is wrong with the shader archive by itself; `covey probe` says what a GPU makes of it."""
+    if not package.manifest.HasField("shader_archive"):
+        return []
+    from covey_participant.runtime.gpu.archive import read_archive
+
+    try:
+        read_archive(package.path_of(package.manifest.shader_archive.file_name).read_bytes())
+    except InvalidArgument as error:
+        return [
+            Violation("shaderArchive", f"{one.field}: {one.description}" if one.field else one.description)
+            for one in error.violations
+        ] or [Violation("shaderArchive", error.message)]
+    return []
 
 
 def count_examples(package: Package, files: Sequence[Path]) -> dict[Path, int]:

@@ -96,10 +96,15 @@ def read_manifest(folder: Path) -> tuple[package_pb2.ModelPackage, list[Violatio
     return manifest, violations + [
         broken
         for broken in broken_rules(manifest) + _repeated_names(manifest)
-        if not any(
-            broken.field == field or broken.field.startswith((f"{field}.", f"{field}[")) for field in named
-        )
+        if not (named and not broken.field) and not any(_touch(broken.field, field) for field in named)
     ]
+
+
+def _touch(one: str, other: str) -> bool:
+    """Says whether one of two paths is the other or lies within it."""
+    return (
+        one == other or one.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{one}.", f"{one}["))
+    )
 
 
 def _repeated_names(manifest: package_pb2.ModelPackage) -> list[Violation]:

@@ -63,8 +63,7 @@ def fill(
     """Fills `message` from a decoded JSON value; unknown keys are refused.
 
     Args:
-        message: an empty message. Gets what can be read, so that the rest can be judged too; nothing when a
-            value is of the wrong type.
+        message: an empty message. Gets every member that can be read, so that the rest can be judged too.
         value: what `decode` returned.
         path: where the value lies, for the violations.
         names: `lowerCamelCase` (what files are written in) or `any` (field names as in the contract too).
@@ -74,12 +73,15 @@ def fill(
         Every violation, in the order of the text.
     """
     violations = list(_walk(message.DESCRIPTOR, value, path, any_names=names == "any", what=what))
-    try:
-        json_format.ParseDict(value, message, ignore_unknown_fields=True)
-    except (json_format.ParseError, AttributeError, TypeError) as error:
-        message.Clear()
-        if not violations:
-            violations.append(Violation(path, _clean(error)))
+    for key, item in value.items() if isinstance(value, dict) else ():
+        part = type(message)()
+        try:
+            json_format.ParseDict({key: item}, part, ignore_unknown_fields=True)
+        except (json_format.ParseError, AttributeError, TypeError) as error:
+            if not violations:
+                violations.append(Violation(join(path, key), _clean(error)))
+        else:
+            message.MergeFrom(part)
     return violations
 
 

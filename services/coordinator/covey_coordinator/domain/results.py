@@ -162,9 +162,9 @@ class Results:
         await self._count(who, job, assignment, report)
 
     async def _count(self, who: str, job: JobRun, assignment: Assignment, report: FailureReport) -> None:
-        failure = FailureRecord(
-            report.reason, bounded(report.message), who, assignment.id, self._world.clock.now()
-        )
+        chunks = ", ".join(chunk.id for chunk in assignment.chunks)
+        message = f"{report.message} (chunk {chunks})" if chunks else report.message
+        failure = FailureRecord(report.reason, bounded(message), who, assignment.id, self._world.clock.now())
         fault = Fault(who, report.attempt, report.package_fault, failure)
         await count_failure(self._world, job, assignment, fault, tell=False)
 
