@@ -150,5 +150,5 @@ async def test_gpu_and_cpu_agree(
         if kind is Kind.TRAIN:
             expected_delta = delta(on_cpu)
             distance = np.linalg.norm(delta(on_gpu) - expected_delta) / np.linalg.norm(expected_delta)
-            record_property(f"{name}: relative L2 distance of the updates", distance)
+            record_property(f"{name}: relative L2 distance of the updates", float(distance))
             assert distance < 1e-4
