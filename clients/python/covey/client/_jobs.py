@@ -200,16 +200,17 @@ class Jobs:
             NotFound: no such job.
             Unavailable: nobody answered for `patience` seconds.
         """
-        backoff, silent_since = FIRST_BACKOFF, None
+        backoff, silent_since, ended = FIRST_BACKOFF, None, False
         clock = asyncio.get_running_loop().time
         while True:
             try:
                 async for job in self._watch_once(job_id):
-                    backoff, silent_since = FIRST_BACKOFF, None
+                    backoff, silent_since, ended = FIRST_BACKOFF, None, job.state in ENDED
                     yield job
-                    if job.state in ENDED and not job.pending_validation_rounds:
+                    if ended and not job.pending_validation_rounds:
                         return
-                return
+                if ended:
+                    return
             except Unavailable as error:
                 if not (never_answered(error) or error.reason is Reason.SHUTTING_DOWN):
                     raise

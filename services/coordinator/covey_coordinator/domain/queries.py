@@ -134,10 +134,11 @@ class Queries:
             while True:
                 changed.clear()
                 sight = await self._sight(job_id)
+                ended = sight.record.state.ended  # a live job may end while this state is being told
                 started = self._world.clock.monotonic()
                 yield sight
                 took = self._world.clock.monotonic() - started
-                if sight.record.state.ended:
+                if ended:
                     return
                 await self._first(changed.wait())
                 await self._first(asyncio.sleep(min(max(interval, 10 * took), _LONGEST_PAUSE)))
