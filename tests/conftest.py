@@ -2,11 +2,19 @@
 
 import importlib
 import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
+
+# Whoever starts the tests in the background has SIGINT ignored, and hands that on to its children: Ctrl-C could
+# not be tested.
+_MAIN = threading.current_thread() is threading.main_thread()
+if _MAIN and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A test has one deadline, pytest's: on a shared machine hypothesis' own per-example one only makes noise.
 # In CI the examples are the same on every run, so that a red run means a change and not luck.
