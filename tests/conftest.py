@@ -10,8 +10,8 @@ import pytest
 from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-# Whoever starts the tests in the background has SIGINT ignored, and hands that on to its children: Ctrl-C could
-# not be tested.
+# Whoever starts the tests in the background has SIGINT ignored and hands that on to its children: then Ctrl-C
+# could not be tested.
 _MAIN = threading.current_thread() is threading.main_thread()
 if _MAIN and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
