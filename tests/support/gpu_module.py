@@ -95,6 +95,7 @@ _FUNCTIONS = {
     ),
 }
 
+# An UPDATE names the absolute first unit of its record, which begins at `data`.
 # PLAY of unit n records x = (n, n + 1, …) / 64 and t = w₀ · n: a function of the weights and the unit alone.
 _PLAY = f"""
   (if (i32.eq (local.get $phase) (i32.const 3)) (then
@@ -117,6 +118,7 @@ _PLAY = f"""
     (global.set $units (local.get $units))
     (global.set $left (i32.const 0))
     (return (i32.const 0))))
+  (if (i32.eq (local.get $phase) (i32.const 7)) (then (local.set $first (i64.const 0))))
   {_FUNCTIONS["covey_begin"][1]}"""
 
 VARIANTS: dict[str, dict[str, str]] = {

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from covey_participant.domain.values import Adapter
+from covey_participant.runtime import sandbox
 
 LIST_SECONDS = 20.0
 MOST_BYTES = 1 << 20
@@ -70,6 +71,7 @@ async def list_adapters(seconds: float = LIST_SECONDS) -> list[Adapter]:
             "-I",
             "-m",
             __name__,
+            str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -145,6 +147,7 @@ def ranked(adapters: list[Any]) -> list[Any]:
 
 def main() -> None:
     """Prints this machine's adapters, then leaves without the drivers' own clean-up, which may hang."""
+    sandbox.die_with_parent(int(sys.argv[1]))
     import wgpu
 
     found = [describe(adapter) for adapter in ranked(wgpu.gpu.enumerate_adapters_sync())]
