@@ -20,16 +20,19 @@ LOCK = ROOT / "requirements.lock"
 
 @dataclass(frozen=True)
 class Extra:
-    """What an extra is for, and what must not come with it."""
+    """What an extra is for, and what must not come with it; `later` are modules that need other extras."""
 
     packages: tuple[str, ...]
     absent: tuple[str, ...]
+    later: tuple[str, ...] = ()
 
 
 DATABASE = ("aiosqlite", "obstore", "sqlalchemy")
 RUNTIME = ("wasmtime", "wgpu")
 EXTRAS = {
-    "core": Extra(("covey", "covey_kit", "buf"), DATABASE + RUNTIME),
+    # `covey up` hosts the services and `covey join` is a participant: with their extras, as in "all".
+    "core": Extra(("covey", "covey_kit", "buf"), DATABASE + RUNTIME, ("covey.up", "covey.join")),
+    "all": Extra(("covey", "covey_kit", "buf"), ()),
     "coordinator": Extra(("covey_coordinator",), ("obstore", *RUNTIME)),
     "diagnostics": Extra(("covey_diagnostics",), ("obstore", *RUNTIME)),
     "participant": Extra(("covey_participant",), DATABASE),
@@ -38,7 +41,7 @@ EXTRAS = {
 
 IMPORT_ALL = """
 import importlib, importlib.util, pkgutil, sys, traceback
-packages, absent = sys.argv[1].split(","), sys.argv[2].split(",")
+packages, absent, later = ([name for name in text.split(",") if name] for text in sys.argv[1:4])
 bad = [f"{name} is installed and must not be" for name in absent if importlib.util.find_spec(name)]
 count = 0
 for package in packages:
@@ -46,6 +49,8 @@ for package in packages:
     top = importlib.import_module(package)
     names += [m.name for m in pkgutil.walk_packages(top.__path__, package + ".", onerror=lambda name: None)]
     for name in names:
+        if name in later:
+            continue
         count += 1
         try:
             importlib.import_module(name)
@@ -113,7 +118,7 @@ def check(name: str, wheel: Path, folder: Path) -> list[str]:
     failure = install(environment, requirement)
     if failure:
         return [f"{name}: can't be installed: {failure}"]
-    arguments = [",".join(extra.packages), ",".join(extra.absent)]
+    arguments = [",".join(extra.packages), ",".join(extra.absent), ",".join(extra.later)]
     command = [str(environment / "bin" / "python"), "-I", "-c", IMPORT_ALL, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
