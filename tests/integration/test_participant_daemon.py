@@ -85,7 +85,7 @@ async def training(running: object, found: Daemon) -> None:
 async def test_a_signal_gives_the_work_back_and_ends_within_two_seconds(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Exit status 0, no process left, and the coordinator has the assignment back at once."""
+    """Exit status 0, no process left, and the coordinator has the work back before it is missed."""
     package = write_package(tmp_path / "package", "never-done")
     async with mesh(tmp_path / "mesh") as running:
         job_id = await create_job(running, package, silence_timeout={"seconds": 60})
@@ -100,10 +100,15 @@ async def test_a_signal_gives_the_work_back_and_ends_within_two_seconds(
             assert await found.ended(5.0) == 0, found.said()
             assert time.monotonic() - before < 2.0
             await eventually(lambda: not [w for w in workers if alive(w)], 1.0)
-            job = await running.job(job_id)
-            states = [a.status for a in job.current_round.assignments]
-            assert job_pb2.ASSIGNMENT_STATUS_RUNNING not in states
-            assert "stopped by its person" in job.last_error.message
+
+            async def given_back() -> bool:
+                job = await running.job(job_id)
+                states = [a.status for a in job.current_round.assignments]
+                # The next one may have been handed out just before the stream ended: it comes back with it.
+                running_still = job_pb2.ASSIGNMENT_STATUS_RUNNING in states
+                return not running_still and "stopped by its person" in job.last_error.message
+
+            await eventually(given_back, 5.0)
 
 
 @pytest.mark.may_block

@@ -25,6 +25,7 @@ class DiagnosticsServicer(diagnostics_service_pb2_grpc.DiagnosticsServiceService
         self._executions = executions
         self._clock = clock
         self._changed = asyncio.Condition()
+        self._changes = 0
         self._draining = asyncio.Event()
 
     async def drain(self) -> None:
@@ -33,6 +34,7 @@ class DiagnosticsServicer(diagnostics_service_pb2_grpc.DiagnosticsServiceService
         await self._notify()
 
     async def _notify(self) -> None:
+        self._changes += 1
         async with self._changed:
             self._changed.notify_all()
 
@@ -84,21 +86,22 @@ class DiagnosticsServicer(diagnostics_service_pb2_grpc.DiagnosticsServiceService
         shown: dict[str, pb.ParticipantExecution] = {}
         first = True
         while not self._draining.is_set():
+            known = self._changes  # what changes while a reader takes its time isn't missed
             present = self._present(request.job_id)
             changed = [execution for key, execution in present.items() if shown.get(key) != execution]
             if changed or first:
                 yield pb.WatchSnapshotsResponse(executions=changed)
             shown, first = present, False
-            await self._next_change()
+            await self._next_change(known)
         raise Unavailable(
             Reason.SHUTTING_DOWN, "diagnostics is shutting down; watch again later", retry_after=1.0
         )
 
-    async def _next_change(self) -> None:
+    async def _next_change(self, known: int) -> None:
         timeout = self._executions.next_change(self._clock.monotonic())
         try:
             async with asyncio.timeout(timeout), self._changed:
-                await self._changed.wait()
+                await self._changed.wait_for(lambda: self._changes != known)
             # What a thousand participants report within this time travels together.
             await asyncio.sleep(_COALESCE_SECONDS)
         except TimeoutError:
