@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from covey.v1 import job_pb2
-from support.coordinator import mesh
+from covey.v1 import common_pb2, job_pb2
+from support.coordinator import Mesh, mesh
 from support.device import create_job
 from support.eventually import eventually
 from support.mesh import alive, processes_with
@@ -71,12 +71,17 @@ async def daemon(address: str, folder: Path, *arguments: str) -> AsyncIterator[D
             await process.wait()
 
 
-async def training(running: object, found: Daemon) -> None:
-    """Waits until the daemon's worker is busy with a step."""
+async def training(running: Mesh, job_id: str, found: Daemon) -> None:
+    """Waits until the coordinator knows that a device trains, and a worker has computed for a while."""
+
+    async def told() -> bool:
+        job = await running.job(job_id)
+        return any(a.stage == common_pb2.STAGE_TRAINING for a in job.current_round.assignments)
 
     def busy() -> bool:
         return any(worker.cpu_times().user > 0.6 for worker in found.workers())
 
+    await eventually(told, 20.0, "a device trains")
     await eventually(busy, 20.0, "a worker computes")
 
 
@@ -92,7 +97,7 @@ async def test_a_signal_gives_the_work_back_and_ends_within_two_seconds(
         async with daemon(running.address, tmp_path / "device") as found:
             await eventually(lambda: "joined" in found.said(), 20.0)
             await running.begin(job_id, 1)
-            await training(running, found)
+            await training(running, job_id, found)
             workers = found.workers()
             before = time.monotonic()
             found.process.send_signal(number)
@@ -121,7 +126,7 @@ async def test_a_daemon_that_is_killed_leaves_no_orphan(tmp_path: Path, variant:
         async with daemon(running.address, tmp_path / "device") as found:
             await eventually(lambda: "joined" in found.said(), 20.0)
             await running.begin(job_id, 1)
-            await training(running, found)
+            await training(running, job_id, found)
             workers = found.workers()
             assert workers
             os.kill(found.process.pid, signal.SIGKILL)
