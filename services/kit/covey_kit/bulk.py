@@ -231,7 +231,12 @@ async def read_ahead(
 
 
 async def file_blocks(
-    path: Path, offset: int = 0, size: int | None = None, *, executor: Executor | None = None
+    path: Path,
+    offset: int = 0,
+    size: int | None = None,
+    *,
+    sha256: Hash | None = None,
+    executor: Executor | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Yields a file's bytes from `offset` in blocks of `BULK_BYTES`, read ahead in threads.
 
@@ -239,6 +244,7 @@ async def file_blocks(
         path: the file.
         offset: first byte.
         size: number of bytes; None: all that follow.
+        sha256: takes the bytes too, in order.
         executor: whose threads read; None: the loop's own.
 
     Raises:
@@ -251,7 +257,7 @@ async def file_blocks(
             size = max(os.fstat(descriptor).st_size - offset, 0)
 
         def fetch(start: int, length: int) -> Awaitable[Sequence[bytes]]:
-            return loop.run_in_executor(executor, read_blocks, descriptor, start, length)
+            return loop.run_in_executor(executor, read_blocks, descriptor, start, length, sha256)
 
         blocks = read_ahead(fetch, offset, size)
         try:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import obstore
 from obstore.store import AzureStore, GCSStore, HTTPStore, LocalStore, MemoryStore, S3Store, from_url
 
-from covey_kit.bulk import read_ahead
+from covey_kit.bulk import file_blocks, read_ahead
 from covey_kit.files import sync_folder
 from covey_kit.limits import BULK_BYTES
 from covey_storage.domain.model import DIGEST
@@ -189,6 +189,19 @@ class FolderObjects(BucketObjects):
 
         with world_errors():
             await asyncio.to_thread(move)
+
+    async def _read(
+        self, key: str, offset: int, size: int, digest: Hash | None
+    ) -> AsyncGenerator[bytes, None]:
+        """Reads the file itself: a detour through the store's own buffers costs a third of the speed."""
+        with world_errors():
+            try:
+                source = file_blocks(self._folder / key, offset, size, sha256=digest)
+                async with aclosing(source) as blocks:
+                    async for block in blocks:
+                        yield block
+            except FileNotFoundError:
+                return
 
     @asynccontextmanager
     async def local(self, sha256: str) -> AsyncIterator[Path | None]:
